@@ -1,0 +1,98 @@
+"""The KV cache: a frozen record, read by the forward pass, written by `commit` only.
+
+One array per layer, never stacked: a stacked cache carried through a `while_loop` is copied every
+step. Rolling back is taking a smaller length; what lies beyond a row's length is never read.
+Legend: B rows, H key heads, S slots, D head dim, T fresh tokens, P committed tokens.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from sdx.models.config import ModelConfig
+
+
+@struct.dataclass
+class Fresh:
+    """Keys (rotated) and values of the tokens of one pass, not yet part of any cache.
+
+    One `[B, H, T, D]` array per layer.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+@struct.dataclass
+class Cache:
+    """Committed keys (rotated) and values, one `[B, H, S, D]` array per layer.
+
+    `lengths_B` int32: how many slots of each row are live.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    lengths_B: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """S, the number of slots per row."""
+        return self.keys[0].shape[2]
+
+    def commit(self, fresh: Fresh, path_BxP: jax.Array, counts_B: jax.Array) -> Cache:
+        """Appends fresh tokens `path[b, :counts[b]]` to row b and lengthens it by `counts[b]`.
+
+        `path_BxP` holds indices into the T fresh tokens (a chain's is 0, 1, 2, ...; a tree's is
+        the accepted path); entries from `counts[b]` on are ignored. A row with count 0 is
+        untouched. Writing past the capacity is dropped: the caller leaves room.
+        """
+        B, P = path_BxP.shape
+        step_P = jnp.arange(P, dtype=jnp.int32)
+        live_BxP = step_P < counts_B[:, None]
+        # Dropped writes get distinct slots past the end, so that all indices are unique: XLA then
+        # writes in place instead of serialising (0.3 ms against 76 ms for 128 MiB).
+        slot_BxP = jnp.where(live_BxP, self.lengths_B[:, None] + step_P, self.capacity + step_P)
+        row_Bx1 = jnp.arange(B)[:, None]
+
+        def write(old_BxHxSxD, new_BxHxTxD):
+            new_BxPxHxD = new_BxHxTxD[row_Bx1, :, path_BxP]
+            at = old_BxHxSxD.at[row_Bx1, :, slot_BxP]
+            return at.set(new_BxPxHxD.astype(old_BxHxSxD.dtype), mode="drop", unique_indices=True)
+
+        return Cache(
+            keys=tuple(map(write, self.keys, fresh.keys)),
+            values=tuple(map(write, self.values, fresh.values)),
+            lengths_B=self.lengths_B + counts_B.astype(jnp.int32),
+        )
+
+    def append(self, fresh: Fresh) -> Cache:
+        """Commits all fresh tokens of every row, in order."""
+        B, _, T, _ = fresh.keys[0].shape
+        path_BxT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+        return self.commit(fresh, path_BxT, jnp.full((B,), T, jnp.int32))
+
+    def rollback(self, lengths_B: jax.Array) -> Cache:
+        """The cache as it was when its rows had these (smaller) lengths."""
+        return self.replace(lengths_B=lengths_B.astype(jnp.int32))
+
+
+def empty_cache(
+    config: ModelConfig, batch: int, capacity: int, dtype: jnp.dtype = jnp.float32
+) -> Cache:
+    """A cache of `batch` rows with `capacity` free slots each.
+
+    Raises ValueError if `capacity` exceeds the positions that the model was made for.
+    """
+    if not 1 <= capacity <= config.max_positions:
+        raise ValueError(
+            f"cache of {capacity} positions: the model has {config.max_positions}; "
+            "shorten the prompt or the generation"
+        )
+    shape = (batch, config.kv_heads, capacity, config.head_dim)
+
+    def zeros():
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+
+    return Cache(keys=zeros(), values=zeros(), lengths_B=jnp.zeros((batch,), jnp.int32))

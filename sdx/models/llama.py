@@ -1,0 +1,206 @@
+"""A Llama-family decoder in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+The module is a plain pytree: pass it to `jax.jit` and `jax.grad` as an argument. Calling it never
+writes the cache; it returns the fresh keys and values, and whoever accepts tokens commits them:
+
+    output = model(tokens_BxT, cache)                  # logits of T tokens after the cached ones
+    cache = cache.commit(output.fresh, path_BxP, counts_B)
+
+Legend: B batch, T fresh tokens, S cache slots, D width, H query heads, K key heads, G = H / K,
+E head dim, F feed-forward width, V vocabulary. Matrices are stored `[in, out]`, query-key-value
+and gate-up fused, so that one token costs four matrix products per layer.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from sdx.models.cache import Cache, Fresh
+from sdx.models.config import ModelConfig
+
+NEGATIVE = -1e30  # a masked score; finite, so that a fully masked row has no NaN
+
+
+@struct.dataclass
+class Output:
+    """What one pass returns.
+
+    logits_BxTxV; hidden_BxTxD, the input of the head (after the last norm); `layers`, the residual
+    stream after each layer `[B, T, D]` (features for draft heads; unused ones cost nothing under
+    jit); `fresh`, keys and values to commit.
+    """
+
+    logits_BxTxV: jax.Array
+    hidden_BxTxD: jax.Array
+    layers: tuple[jax.Array, ...]
+    fresh: Fresh
+
+
+def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, in float32 (Zhang and Sennrich 2019)."""
+    x32 = x.astype(jnp.float32)
+    unit = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (unit * scale_D).astype(x.dtype)
+
+
+def rotate(x_BxTxNxE: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Array:
+    """Rotary embedding in Hugging Face's pairing: dimension i turns with i + E/2 (Su et al.)."""
+    half = x_BxTxNxE.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions_BxT[..., None, None].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x_BxTxNxE[..., :half], x_BxTxNxE[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BxTxNxE.dtype)
+
+
+def cached_attention(
+    q_BxTxHxE: jax.Array,
+    fresh_key_BxKxTxE: jax.Array,
+    fresh_value_BxKxTxE: jax.Array,
+    key_BxKxSxE: jax.Array,
+    value_BxKxSxE: jax.Array,
+    lengths_B: jax.Array,
+    mask_BxTxT: jax.Array,
+) -> jax.Array:
+    """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows."""
+    B, T, H, E = q_BxTxHxE.shape
+    K, S = key_BxKxSxE.shape[1:3]
+    q = q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5
+    old = jnp.einsum("btkge,bkse->bkgts", q, key_BxKxSxE)
+    new = jnp.einsum("btkge,bkue->bkgtu", q, fresh_key_BxKxTxE)
+    live_BxS = jnp.arange(S) < lengths_B[:, None]
+    old = jnp.where(live_BxS[:, None, None, None, :], old, NEGATIVE)
+    new = jnp.where(mask_BxTxT[:, None, None], new, NEGATIVE)
+    top = jnp.maximum(old.max(-1, keepdims=True), new.max(-1, keepdims=True))
+    old, new = jnp.exp(old - top), jnp.exp(new - top)
+    total = old.sum(-1, keepdims=True) + new.sum(-1, keepdims=True)
+    out = jnp.einsum("bkgts,bkse->bkgte", old, value_BxKxSxE)
+    out = (out + jnp.einsum("bkgtu,bkue->bkgte", new, fresh_value_BxKxTxE)) / total
+    return jnp.moveaxis(out, 3, 1).reshape(B, T, H * E)
+
+
+def causal_attention(
+    q_BxTxHxE: jax.Array, k_BxTxKxE: jax.Array, v_BxTxKxE: jax.Array, block: int = 128
+) -> jax.Array:
+    """Attention of a whole sequence to itself, without a cache (training).
+
+    In blocks of queries that see only the keys up to their end: half the work of a masked square,
+    and a block of scores fits in the processor's cache.
+    """
+    B, T, H, E = q_BxTxHxE.shape
+    K = k_BxTxKxE.shape[2]
+    q = q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5
+    blocks = []
+    for start in range(0, T, block):
+        stop = min(start + block, T)
+        scores = jnp.einsum("btkge,bske->bkgts", q[:, start:stop], k_BxTxKxE[:, :stop])
+        seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
+        weights = jax.nn.softmax(jnp.where(seen, scores, NEGATIVE), axis=-1)
+        blocks.append(jnp.einsum("bkgts,bske->btkge", weights, v_BxTxKxE[:, :stop]))
+    return jnp.concatenate(blocks, axis=1).reshape(B, T, H * E)
+
+
+class Block(nnx.Module):
+    """One decoder layer: attention and SwiGLU, each behind a norm and beside a residual."""
+
+    def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype):
+        c, e = config, config.head_dim
+        keys = jax.random.split(key, 4)
+        residual = (2 * c.layers) ** -0.5  # keeps the residual stream's variance flat over depth
+        self.config = config
+        self.attention_norm_D = nnx.Param(jnp.ones((c.width,), dtype))
+        self.qkv_DxN = _matrix(keys[0], c.width, (c.heads + 2 * c.kv_heads) * e, dtype)
+        self.out_NxD = _matrix(keys[1], c.heads * e, c.width, dtype, residual)
+        self.ffn_norm_D = nnx.Param(jnp.ones((c.width,), dtype))
+        self.gate_up_Dx2F = _matrix(keys[2], c.width, 2 * c.ffn_width, dtype)
+        self.down_FxD = _matrix(keys[3], c.ffn_width, c.width, dtype, residual)
+
+    def project(self, x_BxTxD: jax.Array, positions_BxT: jax.Array):
+        """Rotated queries `[B, T, H, E]`, rotated keys and values `[B, T, K, E]`."""
+        c = self.config
+        B, T, _ = x_BxTxD.shape
+        normed = rms_norm(x_BxTxD, self.attention_norm_D[...], c.norm_eps)
+        qkv = (normed @ self.qkv_DxN[...]).reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
+        turned = rotate(qkv[:, :, : c.heads + c.kv_heads], positions_BxT, c.rope_theta)
+        return turned[:, :, : c.heads], turned[:, :, c.heads :], qkv[:, :, c.heads + c.kv_heads :]
+
+    def finish(self, x_BxTxD: jax.Array, attended_BxTxN: jax.Array) -> jax.Array:
+        """Output projection and feed-forward, each added to the residual stream."""
+        x = x_BxTxD + attended_BxTxN @ self.out_NxD[...]
+        normed = rms_norm(x, self.ffn_norm_D[...], self.config.norm_eps)
+        gate, up = jnp.split(normed @ self.gate_up_Dx2F[...], 2, axis=-1)
+        return x + (jax.nn.silu(gate) * up) @ self.down_FxD[...]
+
+
+class Llama(nnx.Module):
+    """The decoder. `Llama(config, key)` has random weights; `load_model` reads a checkpoint."""
+
+    def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype = jnp.float32):
+        keys = jax.random.split(key, config.layers + 2)
+        self.config = config
+        normal = jax.random.normal(keys[0], (config.vocab_size, config.width), dtype)
+        self.embedding_VxD = nnx.Param(normal * 0.02)
+        self.blocks = nnx.List([Block(config, k, dtype) for k in keys[2:]])
+        self.norm_D = nnx.Param(jnp.ones((config.width,), dtype))
+        if not config.tie_embedding:
+            self.head_DxV = _matrix(keys[1], config.width, config.vocab_size, dtype)
+
+    def __call__(
+        self,
+        tokens_BxT: jax.Array,
+        cache: Cache,
+        mask: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> Output:
+        """Logits of T fresh tokens that follow the cached ones.
+
+        mask: bool `[T, T]` or `[B, T, T]`, true where a fresh token (row) sees a fresh token
+        (column), itself included; None is a chain. positions: int `[T]` or `[B, T]`, absolute
+        positions; None is the chain's, lengths + 0 .. T - 1. A tree gives its ancestor mask and
+        lengths + depth.
+        """
+        B, T = tokens_BxT.shape
+        mask = jnp.tri(T, dtype=bool) if mask is None else mask
+        if positions is None:
+            positions = cache.lengths_B[:, None] + jnp.arange(T)
+        mask_BxTxT = jnp.broadcast_to(mask, (B, T, T))
+        positions_BxT = jnp.broadcast_to(positions, (B, T))
+        x = self.embedding_VxD[...][tokens_BxT]
+        layers, keys, values = [], [], []
+        for block, key, value in zip(self.blocks, cache.keys, cache.values, strict=True):
+            q, k, v = block.project(x, positions_BxT)
+            k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
+            x = block.finish(x, cached_attention(q, k, v, key, value, cache.lengths_B, mask_BxTxT))
+            layers.append(x)
+            keys.append(k)
+            values.append(v)
+        hidden = self.normalise(x)
+        fresh = Fresh(keys=tuple(keys), values=tuple(values))
+        return Output(self.logits(hidden), hidden, tuple(layers), fresh)
+
+    def features(self, tokens_BxT: jax.Array) -> jax.Array:
+        """The input of the head for whole sequences, without a cache: training."""
+        positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+        x = self.embedding_VxD[...][tokens_BxT]
+        for block in self.blocks:
+            x = block.finish(x, causal_attention(*block.project(x, positions_BxT)))
+        return self.normalise(x)
+
+    def normalise(self, x: jax.Array) -> jax.Array:
+        """The norm before the head."""
+        return rms_norm(x, self.norm_D[...], self.config.norm_eps)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """The head: `[..., D]` to `[..., V]`."""
+        return hidden @ self.head()
+
+    def head(self) -> jax.Array:
+        """The head's matrix `[D, V]`; of a tied model the embedding's transpose."""
+        return self.embedding_VxD[...].T if self.config.tie_embedding else self.head_DxV[...]
+
+
+def _matrix(key, rows: int, columns: int, dtype, scale: float = 1.0) -> nnx.Param:
+    """Normal initialisation of variance 1 / rows."""
+    return nnx.Param(jax.random.normal(key, (rows, columns), dtype) * (scale * rows**-0.5))
