@@ -355,9 +355,9 @@ def export(
     """The engine's configuration of a design.
 
     target, draft: folder or hub id of the models (draft defaults to `design.drafter.name`; for
-    heads the head's folder). schedule: inclusive (lowest batch, highest batch, lookahead) ranges from
-    batch 1, lookahead 0 = no speculation (see `ranges_from_batches`). temperature: of the workload.
-    draft_tensor_parallel: 1 or the target's. prompt_lookup: n-gram sizes for vLLM's `ngram`.
+    heads the head's folder). schedule: inclusive (lowest batch, highest batch, lookahead) ranges
+    from batch 1, lookahead 0 = no speculation (see `ranges_from_batches`). temperature: of the
+    workload. draft_tensor_parallel: 1 or the target's. prompt_lookup: sizes for vLLM's `ngram`.
 
     Raises UnsupportedByEngine (a ValueError) with the reason where the engine cannot do it.
     """
