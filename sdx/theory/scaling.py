@@ -279,7 +279,8 @@ def _optimal_draft_size(M, D, D_target, law, loss_law):
         f = slope(z, *fixed)
         low, high = jnp.where(f > 0, z, low), jnp.where(f > 0, high, z)
         step = z - f / curvature(z, *fixed)
-        inside = (step > low) & (step < high)  # otherwise bisect: never leaves the bracket
+        # Otherwise bisect: never leaves the bracket. A converged z is an end of it: closed interval.
+        inside = (step >= low) & (step <= high)
         return jnp.where(inside, step, 0.5 * (low + high)), low, high
 
     z, _, _ = jax.lax.fori_loop(0, 8, newton, (rungs[best], low, high))
