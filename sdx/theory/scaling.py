@@ -279,7 +279,7 @@ def _optimal_draft_size(M, D, D_target, law, loss_law):
         f = slope(z, *fixed)
         low, high = jnp.where(f > 0, z, low), jnp.where(f > 0, high, z)
         step = z - f / curvature(z, *fixed)
-        # Otherwise bisect: never leaves the bracket. A converged z is an end of it: closed interval.
+        # Otherwise bisect: never leaves the bracket. A converged z is an end of it: closed.
         inside = (step >= low) & (step <= high)
         return jnp.where(inside, step, 0.5 * (low + high)), low, high
 
