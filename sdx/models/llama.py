@@ -82,7 +82,7 @@ def cached_attention(
 
 
 def causal_attention(
-    q_BxTxHxE: jax.Array, k_BxTxKxE: jax.Array, v_BxTxKxE: jax.Array, block: int = 128
+    q_BxTxHxE: jax.Array, k_BxTxKxE: jax.Array, v_BxTxKxE: jax.Array, block: int = 64
 ) -> jax.Array:
     """Attention of a whole sequence to itself, without a cache (training).
 
@@ -91,15 +91,22 @@ def causal_attention(
     """
     B, T, H, E = q_BxTxHxE.shape
     K = k_BxTxKxE.shape[2]
-    q = q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5
+    q_BxKxGxTxE = jnp.moveaxis(q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5, 1, 3)
+    k_BxKxExT = jnp.moveaxis(k_BxTxKxE, 1, 3)
+    v_BxKxTxE = jnp.moveaxis(v_BxTxKxE, 1, 2)
     blocks = []
     for start in range(0, T, block):
         stop = min(start + block, T)
-        scores = jnp.einsum("btkge,bske->bkgts", q[:, start:stop], k_BxTxKxE[:, :stop])
+        scores = jnp.einsum(
+            "bkgte,bkes->bkgts", q_BxKxGxTxE[:, :, :, start:stop], k_BxKxExT[..., :stop]
+        )
         seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
-        weights = jax.nn.softmax(jnp.where(seen, scores, NEGATIVE), axis=-1)
-        blocks.append(jnp.einsum("bkgts,bske->btkge", weights, v_BxTxKxE[:, :stop]))
-    return jnp.concatenate(blocks, axis=1).reshape(B, T, H * E)
+        scores = jnp.where(seen, scores, NEGATIVE)
+        # The shift cancels between numerator and sum: no gradient needs to pass through it.
+        weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+        attended = jnp.einsum("bkgts,bkse->bkgte", weights, v_BxKxTxE[:, :, :stop])
+        blocks.append(attended / weights.sum(-1, keepdims=True))
+    return jnp.moveaxis(jnp.concatenate(blocks, axis=3), 3, 1).reshape(B, T, H * E)
 
 
 class Block(nnx.Module):

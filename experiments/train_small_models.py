@@ -1,0 +1,228 @@
+"""Trains the small real pair: a 5.5 M target and two drafts distilled from it.
+
+    python -m experiments.train_small_models --stage all --target-minutes 70 --draft-minutes 9
+
+Corpus: the Python sources of the running interpreter's standard library, split by file. Every
+stage keeps Orbax checkpoints under `--work` and resumes from them; `--stage report` measures what
+is there. Expect after about an hour on two cores: held-out loss of the target at least 0.15 nats
+below both drafts' (the gate; exit code 1 where it fails), all weights together under 15 MB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import platform
+import shutil
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from tokenizers import Tokenizer
+
+from sdx.models.cache import Cache, empty_cache
+from sdx.models.checkpoint import load_model, save_model
+from sdx.models.config import ModelConfig
+from sdx.models.llama import Llama
+from sdx.training import corpus
+from sdx.training.losses import distillation_loss, language_model_loss
+from sdx.training.trainer import Schedule, Trainer
+
+VOCABULARY = 2048
+shape = functools.partial(
+    ModelConfig, vocab_size=VOCABULARY, head_dim=32, max_positions=1024, bos_id=0, eos_id=0
+)
+CONFIGS = {
+    "target": shape(width=320, layers=4, heads=10, kv_heads=5, ffn_width=768),
+    "draft_small": shape(
+        width=128, layers=1, heads=4, kv_heads=4, ffn_width=352, tie_embedding=True
+    ),
+    "draft_medium": shape(
+        width=160, layers=2, heads=5, kv_heads=5, ffn_width=448, tie_embedding=True
+    ),
+}
+GATE_NATS = 0.15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args:
+    """How long, where, which part."""
+
+    stage: Literal["all", "target", "drafts", "report"] = "all"
+    target_minutes: float = 70.0
+    draft_minutes: float = 9.0
+    tokens_per_step: int = 4096
+    seed: int = 0
+    work: Path = Path("out/train_small_models")
+    """Checkpoints of unfinished runs."""
+    out: Path = Path("experiments/small_pair")
+    """Where the finished pair goes."""
+    refresh_minutes: float = 5.0
+    """The weights in `out` are renewed so often while a run goes on."""
+
+
+def say(text: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
+
+
+def tokenizer_of(args: Args) -> Tokenizer:
+    """The pair's tokenizer, trained on the train split if it is not there yet."""
+    path = args.out / "tokenizer.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        corpus.train_tokenizer(corpus.texts("train"), VOCABULARY).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+@jax.jit
+def window_loss(model: Llama, window_BxT: jax.Array) -> jax.Array:
+    return language_model_loss(model, window_BxT)
+
+
+def held_out_loss(model: Llama, stream: np.ndarray, tokens: int, length: int = 256) -> float:
+    """Mean nats per token over about `tokens` held-out tokens, spread over all files."""
+    windows = corpus.held_out_prompts(stream, max(1, tokens // (16 * length)) * 16, length + 1)
+    losses = [window_loss(model, jnp.asarray(w)) for w in windows.reshape(-1, 16, length + 1)]
+    return float(np.mean(losses))
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def greedy(model: Llama, prompt_BxT: jax.Array, cache: Cache, count: int) -> jax.Array:
+    """`[B, count]` greedy tokens after the prompts; `cache` is empty."""
+    output = model(prompt_BxT, cache)
+    first_B = jnp.argmax(output.logits_BxTxV[:, -1], axis=-1)
+
+    def step(carry, _):
+        token_B, cache = carry
+        output = model(token_B[:, None], cache)
+        return (jnp.argmax(output.logits_BxTxV[:, -1], axis=-1), cache.append(output.fresh)), token_B
+
+    _, tokens = jax.lax.scan(step, (first_B, cache.append(output.fresh)), None, length=count)
+    return tokens.T
+
+
+def distinct_ngrams(tokens_BxN: np.ndarray, n: int = 8) -> float:
+    """Share of distinct n-grams among all n-grams of each text, averaged over texts."""
+    shares = []
+    for row in np.asarray(tokens_BxN):
+        grams = [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
+        shares.append(len(set(grams)) / len(grams))
+    return float(np.mean(shares))
+
+
+def train(name: str, args: Args, streams: dict[str, np.ndarray]) -> None:
+    """Trains (or goes on training) one model and writes it to the pair's folder."""
+    minutes = args.target_minutes if name == "target" else args.draft_minutes
+    seed = args.seed + list(CONFIGS).index(name)
+    loss, context = language_model_loss, ()
+    if name != "target":
+        loss, context = distillation_loss, (load_model(args.out / "target")[0],)
+    trainer = Trainer(
+        Llama(CONFIGS[name], jax.random.key(seed)),
+        loss,
+        corpus.lengthening_batches(streams["train"], args.tokens_per_step, (256, 512), 0.75, seed),
+        Schedule(seconds=60 * minutes),
+        context=context,
+        folder=args.work / name,
+    )
+    resumed = trainer.resume()
+    say(
+        f"{name}: {CONFIGS[name].parameters() / 1e6:.2f} M parameters, {minutes:g} minutes"
+        + (f", resumed at step {trainer.progress.step}" if resumed else "")
+    )
+    refreshed = trainer.progress.seconds
+
+    def report(trainer: Trainer) -> None:
+        nonlocal refreshed
+        now = trainer.progress
+        share = trainer.schedule.progress(now.step, now.seconds)
+        text = f"{name} {share:4.0%} step {now.step} loss {now.loss:.3f}"
+        if now.seconds - refreshed > 60 * args.refresh_minutes:
+            refreshed = now.seconds
+            save_model(args.out / name, trainer.model)
+            text += f" held-out {held_out_loss(trainer.model, streams['held_out'], 8192):.3f}"
+        say(text + f" ({now.step * args.tokens_per_step / now.seconds:.0f} tokens/s)")
+
+    done = trainer.fit(report)
+    save_model(args.out / name, trainer.model)
+    record = {
+        "steps": done.step,
+        "tokens": done.step * args.tokens_per_step,
+        "seconds": round(done.seconds, 1),
+        "seed": seed,
+    }
+    (args.work / f"{name}.json").write_text(json.dumps(record))
+
+
+def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
+    """Losses, distinct 8-grams and how the models were made: `training.json`."""
+    prompts = jnp.asarray(corpus.held_out_prompts(streams["held_out"], 20, 64))
+    models = {}
+    for name, config in CONFIGS.items():
+        model, _ = load_model(args.out / name)
+        models[name] = {
+            "parameters": config.parameters(),
+            "held_out_loss_nats": round(held_out_loss(model, streams["held_out"], 65536), 4),
+            "train_loss_nats": round(held_out_loss(model, streams["train"], 65536), 4),
+            "distinct_8_grams_greedy": round(
+                distinct_ngrams(greedy(model, prompts, empty_cache(config, 20, 320), 256)), 4
+            ),
+            **json.loads((args.work / f"{name}.json").read_text()),
+        }
+    text = corpus.held_out_prompts(streams["held_out"], 20, 256)
+    loss = {name: entry["held_out_loss_nats"] for name, entry in models.items()}
+    margin = min(loss["draft_small"], loss["draft_medium"]) - loss["target"]
+    return {
+        "models": models,
+        "gate_nats": GATE_NATS,
+        "margin_nats": round(margin, 4),
+        "distinct_8_grams_of_real_text": round(distinct_ngrams(text), 4),
+        "corpus": {name: len(stream) for name, stream in streams.items()},
+        "tokens_per_step": args.tokens_per_step,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "versions": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "flax": flax.__version__,
+            "optax": optax.__version__,
+            "numpy": np.__version__,
+        },
+        "device": f"{platform.machine()} CPU",
+    }
+
+
+def main(args: Args) -> int:
+    start = time.monotonic()
+    tokenizer = tokenizer_of(args)
+    streams = {
+        split: corpus.tokenise(tokenizer, corpus.texts(split)) for split in ("train", "held_out")
+    }
+    args.work.mkdir(parents=True, exist_ok=True)
+    shutil.copy(args.out / "tokenizer.json", args.work)
+    for name in CONFIGS:
+        if args.stage == "all" or args.stage == ("target" if name == "target" else "drafts"):
+            train(name, args, streams)
+    if args.stage in ("target",):
+        return 0
+    record = measure(args, streams)
+    (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    for name, entry in record["models"].items():
+        say(f"{name}: held-out {entry['held_out_loss_nats']:.3f} nats, {entry['steps']} steps")
+    say(f"margin {record['margin_nats']:.3f} nats; {time.monotonic() - start:.0f} s in all")
+    if record["margin_nats"] < GATE_NATS:
+        say(f"the target is not {GATE_NATS} nats below both drafts: train it longer")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))
