@@ -1,0 +1,1 @@
+"""Writing the accepted path into the cache."""

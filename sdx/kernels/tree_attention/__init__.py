@@ -1,0 +1,1 @@
+"""Attention of a round's draft nodes over the committed cache and their own ancestors."""
