@@ -122,6 +122,10 @@ class ModelConfig:
             "use_sliding_window": window is not None,
             "sliding_window": window,
             "max_window_layers": full if window else self.layers,
+            "layer_types": [
+                "sliding_attention" if self.window(i) else "full_attention"
+                for i in range(self.layers)
+            ],
         }
         biases = {"attention_bias": self.qkv_bias, "mlp_bias": self.mlp_bias}
         experts = {"num_experts_per_tok": self.experts_per_token}

@@ -1,5 +1,8 @@
 """A Llama-family decoder in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
+By fields of its config also Mistral (windows), Qwen2 and Seed-OSS (biases), Qwen3 (query and key
+norms), Mixtral and Qwen3-MoE (sparse experts), and scaled RoPE.
+
 The module is a plain pytree: pass it to `jax.jit` and `jax.grad` as an argument. Calling it never
 writes the cache; it returns the fresh keys and values, and whoever accepts tokens commits them:
 
@@ -19,6 +22,8 @@ from flax import nnx, struct
 
 from sdx.models.cache import Cache, Fresh
 from sdx.models.config import ModelConfig
+from sdx.models.moe import Experts
+from sdx.models.rope import RopeScaling, frequencies
 
 NEGATIVE = -1e30  # a masked score; finite, so that a fully masked row has no NaN
 
@@ -45,11 +50,16 @@ def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
     return (unit * scale_D).astype(x.dtype)
 
 
-def rotate(x_BxTxNxE: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Array:
+def rotate(
+    x_BxTxNxE: jax.Array,
+    positions_BxT: jax.Array,
+    theta: float,
+    scaling: RopeScaling | None = None,
+) -> jax.Array:
     """Rotary embedding in Hugging Face's pairing: dimension i turns with i + E/2 (Su et al.)."""
     half = x_BxTxNxE.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BxT[..., None, None].astype(jnp.float32) * frequencies
+    turns = frequencies(theta, 2 * half, scaling, positions_BxT)
+    angle = positions_BxT[..., None, None].astype(jnp.float32) * turns
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     a, b = x_BxTxNxE[..., :half], x_BxTxNxE[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BxTxNxE.dtype)
@@ -63,15 +73,26 @@ def cached_attention(
     value_BxKxSxE: jax.Array,
     lengths_B: jax.Array,
     mask_BxTxT: jax.Array,
+    positions_BxT: jax.Array,
+    window: int = 0,
 ) -> jax.Array:
-    """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows."""
+    """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows.
+
+    With a `window` a token sees that many positions only, its own included (0: all). Slot s holds
+    position s.
+    """
     B, T, H, E = q_BxTxHxE.shape
     K, S = key_BxKxSxE.shape[1:3]
     q = q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5
     old = jnp.einsum("btkge,bkse->bkgts", q, key_BxKxSxE)
     new = jnp.einsum("btkge,bkue->bkgtu", q, fresh_key_BxKxTxE)
     live_BxS = jnp.arange(S) < lengths_B[:, None]
-    old = jnp.where(live_BxS[:, None, None, None, :], old, NEGATIVE)
+    live = live_BxS[:, None, None, None, :]
+    if window:
+        first_BxT = positions_BxT - window + 1
+        live &= jnp.arange(S) >= first_BxT[:, None, None, :, None]
+        mask_BxTxT &= positions_BxT[:, None, :] >= first_BxT[:, :, None]
+    old = jnp.where(live, old, NEGATIVE)
     new = jnp.where(mask_BxTxT[:, None, None], new, NEGATIVE)
     top = jnp.maximum(old.max(-1, keepdims=True), new.max(-1, keepdims=True))
     old, new = jnp.exp(old - top), jnp.exp(new - top)
@@ -82,7 +103,11 @@ def cached_attention(
 
 
 def causal_attention(
-    q_BxTxHxE: jax.Array, k_BxTxKxE: jax.Array, v_BxTxKxE: jax.Array, block: int = 64
+    q_BxTxHxE: jax.Array,
+    k_BxTxKxE: jax.Array,
+    v_BxTxKxE: jax.Array,
+    block: int = 64,
+    window: int = 0,
 ) -> jax.Array:
     """Attention of a whole sequence to itself, without a cache (training).
 
@@ -101,6 +126,8 @@ def causal_attention(
             "bkgte,bkes->bkgts", q_BxKxGxTxE[:, :, :, start:stop], k_BxKxExT[..., :stop]
         )
         seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
+        if window:
+            seen &= jnp.arange(start, stop)[:, None] - jnp.arange(stop) < window
         scores = jnp.where(seen, scores, NEGATIVE)
         # The shift cancels between numerator and sum: no gradient needs to pass through it.
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
@@ -112,33 +139,66 @@ def causal_attention(
 class Block(nnx.Module):
     """One decoder layer: attention and SwiGLU, each behind a norm and beside a residual."""
 
-    def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype, layer: int = 0):
         c, e = config, config.head_dim
         keys = jax.random.split(key, 4)
         residual = (2 * c.layers) ** -0.5  # keeps the residual stream's variance flat over depth
-        self.config = config
+        self.config, self.window, sparse = config, config.window(layer), config.sparse(layer)
         self.attention_norm_D = nnx.Param(jnp.ones((c.width,), dtype))
         self.qkv_DxN = _matrix(keys[0], c.width, (c.heads + 2 * c.kv_heads) * e, dtype)
         self.out_NxD = _matrix(keys[1], c.heads * e, c.width, dtype, residual)
         self.ffn_norm_D = nnx.Param(jnp.ones((c.width,), dtype))
-        self.gate_up_Dx2F = _matrix(keys[2], c.width, 2 * c.ffn_width, dtype)
-        self.down_FxD = _matrix(keys[3], c.ffn_width, c.width, dtype, residual)
+        if sparse:
+            self.experts = Experts(
+                c.width, c.expert_width, c.experts, c.experts_per_token, c.normalise_experts,
+                keys[2], dtype, residual,
+            )  # fmt: skip
+        else:
+            self.gate_up_Dx2F = _matrix(keys[2], c.width, 2 * c.ffn_width, dtype)
+            self.down_FxD = _matrix(keys[3], c.ffn_width, c.width, dtype, residual)
+        if c.qk_norm:
+            self.query_norm_E = nnx.Param(jnp.ones((e,), dtype))
+            self.key_norm_E = nnx.Param(jnp.ones((e,), dtype))
+        if c.qkv_bias:
+            self.qkv_bias_N = nnx.Param(jnp.zeros(((c.heads + 2 * c.kv_heads) * e,), dtype))
+        if c.out_bias:
+            self.out_bias_D = nnx.Param(jnp.zeros((c.width,), dtype))
+        if c.mlp_bias and not sparse:
+            self.gate_up_bias_2F = nnx.Param(jnp.zeros((2 * c.ffn_width,), dtype))
+            self.down_bias_D = nnx.Param(jnp.zeros((c.width,), dtype))
 
     def project(self, x_BxTxD: jax.Array, positions_BxT: jax.Array):
         """Rotated queries `[B, T, H, E]`, rotated keys and values `[B, T, K, E]`."""
         c = self.config
         B, T, _ = x_BxTxD.shape
         normed = rms_norm(x_BxTxD, self.attention_norm_D[...], c.norm_eps)
-        qkv = (normed @ self.qkv_DxN[...]).reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
-        turned = rotate(qkv[:, :, : c.heads + c.kv_heads], positions_BxT, c.rope_theta)
+        qkv = normed @ self.qkv_DxN[...]
+        if c.qkv_bias:
+            qkv = qkv + self.qkv_bias_N[...]
+        qkv = qkv.reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
+        turned = qkv[:, :, : c.heads + c.kv_heads]
+        if c.qk_norm:
+            queries = rms_norm(turned[:, :, : c.heads], self.query_norm_E[...], c.norm_eps)
+            keys = rms_norm(turned[:, :, c.heads :], self.key_norm_E[...], c.norm_eps)
+            turned = jnp.concatenate([queries, keys], axis=2)
+        turned = rotate(turned, positions_BxT, c.rope_theta, c.rope_scaling)
         return turned[:, :, : c.heads], turned[:, :, c.heads :], qkv[:, :, c.heads + c.kv_heads :]
 
     def finish(self, x_BxTxD: jax.Array, attended_BxTxN: jax.Array) -> jax.Array:
         """Output projection and feed-forward, each added to the residual stream."""
+        c = self.config
         x = x_BxTxD + attended_BxTxN @ self.out_NxD[...]
-        normed = rms_norm(x, self.ffn_norm_D[...], self.config.norm_eps)
-        gate, up = jnp.split(normed @ self.gate_up_Dx2F[...], 2, axis=-1)
-        return x + (jax.nn.silu(gate) * up) @ self.down_FxD[...]
+        if c.out_bias:
+            x = x + self.out_bias_D[...]
+        normed = rms_norm(x, self.ffn_norm_D[...], c.norm_eps)
+        if hasattr(self, "experts"):
+            return x + self.experts(normed)
+        gate_up = normed @ self.gate_up_Dx2F[...]
+        if c.mlp_bias:
+            gate_up = gate_up + self.gate_up_bias_2F[...]
+        gate, up = jnp.split(gate_up, 2, axis=-1)
+        down = (jax.nn.silu(gate) * up) @ self.down_FxD[...]
+        return x + (down + self.down_bias_D[...] if c.mlp_bias else down)
 
 
 class Llama(nnx.Module):
@@ -149,7 +209,7 @@ class Llama(nnx.Module):
         self.config = config
         normal = jax.random.normal(keys[0], (config.vocab_size, config.width), dtype)
         self.embedding_VxD = nnx.Param(normal * 0.02)
-        self.blocks = nnx.List([Block(config, k, dtype) for k in keys[2:]])
+        self.blocks = nnx.List([Block(config, k, dtype, i) for i, k in enumerate(keys[2:])])
         self.norm_D = nnx.Param(jnp.ones((config.width,), dtype))
         if not config.tie_embedding:
             self.head_DxV = _matrix(keys[1], config.width, config.vocab_size, dtype)
@@ -179,7 +239,10 @@ class Llama(nnx.Module):
         for block, key, value in zip(self.blocks, cache.keys, cache.values, strict=True):
             q, k, v = block.project(x, positions_BxT)
             k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
-            x = block.finish(x, cached_attention(q, k, v, key, value, cache.lengths_B, mask_BxTxT))
+            attended = cached_attention(
+                q, k, v, key, value, cache.lengths_B, mask_BxTxT, positions_BxT, block.window
+            )
+            x = block.finish(x, attended)
             layers.append(x)
             keys.append(k)
             values.append(v)
@@ -192,7 +255,8 @@ class Llama(nnx.Module):
         positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
         x = self.embedding_VxD[...][tokens_BxT]
         for block in self.blocks:
-            x = block.finish(x, causal_attention(*block.project(x, positions_BxT)))
+            q, k, v = block.project(x, positions_BxT)
+            x = block.finish(x, causal_attention(q, k, v, window=block.window))
         return self.normalise(x)
 
     def normalise(self, x: jax.Array) -> jax.Array:
