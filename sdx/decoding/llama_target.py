@@ -1,0 +1,58 @@
+"""A Llama behind the runtime's `Target` protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sdx.models.cache import Cache, Fresh, empty_cache
+from sdx.models.llama import Llama
+from sdx.records import record
+
+
+@record
+class Reading:
+    """Logits of the tokens asked for, and the keys and values of all tokens read."""
+
+    logits_BxTxV: jax.Array
+    fresh: Fresh
+
+
+@record
+class LlamaTarget:
+    """Target, or draft model: the decoder with its cache."""
+
+    model: Llama
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.model.config.max_positions
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        eos = self.model.config.eos_id
+        return () if eos is None else (eos,)
+
+    def empty_cache(self, batch: int, capacity: int) -> Cache:
+        return empty_cache(self.model.config, batch, capacity)
+
+    def __call__(
+        self, tokens_BxT, cache, mask=None, positions=None, pending=None, last=None
+    ) -> Reading:
+        extra = {} if pending is None else {"pending": pending}
+        output = self.model(tokens_BxT, cache, mask=mask, positions=positions, **extra)
+        logits = output.logits_BxTxV
+        if last is not None and last < tokens_BxT.shape[1]:
+            # The other rows' logits are then dead code: the head is half of a small draft.
+            logits = self.model.logits(output.hidden_BxTxD[:, -last:])
+        return Reading(logits_BxTxV=logits, fresh=output.fresh)
+
+
+def as_target(model: Any) -> Any:
+    """A Llama becomes a `Target`; what already is one passes through."""
+    return LlamaTarget(model=model) if isinstance(model, Llama) else model

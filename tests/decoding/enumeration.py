@@ -1,0 +1,108 @@
+"""Enumerates the law of what the runtime emits, by walking through every random decision.
+
+`Script` answers the runtime's random questions from a list of answers and reports the law of the
+first question that the list does not answer. `law_of` grows the lists breadth first until every
+run has ended, and so adds up the exact probability of every outcome.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdx.records import record
+
+
+@record
+class Script:
+    """A random source of one row. answers_S; `length`: how many are given; `asked`: how many
+    questions so far; law_W: the law of the first unanswered question."""
+
+    answers_S: jax.Array
+    length: jax.Array
+    asked: jax.Array
+    law_W: jax.Array
+
+    def _answer(self, law_W):
+        W = self.law_W.shape[0]
+        law_W = jnp.pad(law_W, (0, W - law_W.shape[0]))
+        answer = jnp.where(self.asked < self.length, self.answers_S[self.asked], 0)
+        source = Script(
+            answers_S=self.answers_S,
+            length=self.length,
+            asked=self.asked + 1,
+            law_W=jnp.where(self.asked == self.length, law_W, self.law_W),
+        )
+        return answer, source
+
+    def accept(self, probability_BxK):
+        source, answers = self, []
+        for probability in probability_BxK[0]:
+            answer, source = source._answer(jnp.stack([1 - probability, probability]))
+            answers.append(answer == 1)
+        return jnp.stack(answers)[None] if answers else jnp.zeros((1, 0), bool), source
+
+    def draw(self, log_weights_BxV):
+        answer, source = self._answer(jax.nn.softmax(log_weights_BxV[0]))
+        return answer[None].astype(jnp.int32), source
+
+
+def law_of(run, width: int, questions: int = 64, chunk: int = 512) -> dict[tuple, float]:
+    """The law of `run(script) -> (tokens_Q, count, script)`: outcome -> probability.
+
+    `width` is the largest number of answers to one question.
+    """
+
+    @jax.jit
+    @jax.vmap
+    def play(answers_S, length):
+        script = Script(
+            answers_S=answers_S, length=length, asked=jnp.int32(0), law_W=jnp.zeros((width,))
+        )
+        tokens_Q, count, script = run(script)
+        return tokens_Q, count, script.asked, script.law_W
+
+    frontier, law = [((), 1.0)], defaultdict(float)
+    while frontier:
+        following = []
+        for i in range(0, len(frontier), chunk):
+            part = frontier[i : i + chunk]
+            answers = np.zeros((chunk, questions), np.int32)
+            lengths = np.zeros((chunk,), np.int32)
+            for j, (prefix, _) in enumerate(part):
+                answers[j, : len(prefix)], lengths[j] = prefix, len(prefix)
+            tokens, counts, asked, laws = map(np.asarray, play(answers, lengths))
+            for j, (prefix, probability) in enumerate(part):
+                if asked[j] <= len(prefix):
+                    law[tuple(tokens[j, : counts[j]].tolist())] += probability
+                    continue
+                assert len(prefix) < questions, "more questions than the script has room for"
+                assert np.isfinite(laws[j]).all(), "a law that is not finite"
+                for answer in np.flatnonzero(laws[j] > 0):
+                    share = probability * float(laws[j, answer])
+                    following.append(((*prefix, int(answer)), share))
+        frontier = following
+    return dict(law)
+
+
+def complete(law: dict[tuple, float], following, length: int) -> dict[tuple, float]:
+    """Extends every outcome to `length` tokens by `following(outcome) -> law_V` and cuts longer
+    ones: the law of the first `length` tokens."""
+    result, open_ = defaultdict(float), list(law.items())
+    while open_:
+        tokens, probability = open_.pop()
+        if len(tokens) >= length:
+            result[tokens[:length]] += probability
+            continue
+        for token, share in enumerate(following(tokens)):
+            if share > 0:
+                open_.append(((*tokens, token), probability * float(share)))
+    return dict(result)
+
+
+def distance(a: dict[tuple, float], b: dict[tuple, float]) -> float:
+    """Largest difference of probability over all outcomes."""
+    return max(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
