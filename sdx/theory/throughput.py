@@ -228,6 +228,7 @@ def objective(
 
 
 _ROUNDS = {Chain: _chain_round}
+_compiled_objective = jax.jit(objective)  # concrete calls: one dispatch instead of hundreds
 
 # ---------------------------------------------------------------------------- the public door
 
@@ -300,8 +301,8 @@ def predict(
     concrete = is_concrete((arguments, draft_hardware, round_overhead_seconds))
     if concrete:
         _check(*arguments)
-    prediction = objective(*arguments, draft_hardware, round_overhead_seconds)
     if not concrete:
-        return prediction
+        return objective(*arguments, draft_hardware, round_overhead_seconds)
+    prediction = _compiled_objective(*arguments, draft_hardware, round_overhead_seconds)
     wins = float(prediction.speedup) > 1.0 + 1e-12
     return dataclasses.replace(prediction, verdict=SPECULATE if wins else DO_NOT)
