@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 
+from sdx.models.attention import cached_attention, causal_attention
 from sdx.models.cache import Cache, Fresh
 from sdx.models.config import ModelConfig
 from sdx.models.moe import Experts
 from sdx.models.rope import RopeScaling, frequencies
-
-NEGATIVE = -1e30  # a masked score; finite, so that a fully masked row has no NaN
+from sdx.models.small_steps import PLAIN, multiply, to_matrix
 
 
 @struct.dataclass
@@ -65,84 +65,16 @@ def rotate(
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BxTxNxE.dtype)
 
 
-def cached_attention(
-    q_BxTxHxE: jax.Array,
-    fresh_key_BxKxTxE: jax.Array,
-    fresh_value_BxKxTxE: jax.Array,
-    key_BxKxSxE: jax.Array,
-    value_BxKxSxE: jax.Array,
-    lengths_B: jax.Array,
-    mask_BxTxT: jax.Array,
-    positions_BxT: jax.Array,
-    window: int = 0,
-) -> jax.Array:
-    """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows.
-
-    With a `window` a token sees that many positions only, its own included (0: all). Slot s holds
-    position s.
-    """
-    B, T, H, E = q_BxTxHxE.shape
-    K, S = key_BxKxSxE.shape[1:3]
-    q = q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5
-    old = jnp.einsum("btkge,bkse->bkgts", q, key_BxKxSxE)
-    new = jnp.einsum("btkge,bkue->bkgtu", q, fresh_key_BxKxTxE)
-    live_BxS = jnp.arange(S) < lengths_B[:, None]
-    live = live_BxS[:, None, None, None, :]
-    if window:
-        first_BxT = positions_BxT - window + 1
-        live &= jnp.arange(S) >= first_BxT[:, None, None, :, None]
-        mask_BxTxT &= positions_BxT[:, None, :] >= first_BxT[:, :, None]
-    old = jnp.where(live, old, NEGATIVE)
-    new = jnp.where(mask_BxTxT[:, None, None], new, NEGATIVE)
-    top = jnp.maximum(old.max(-1, keepdims=True), new.max(-1, keepdims=True))
-    old, new = jnp.exp(old - top), jnp.exp(new - top)
-    total = old.sum(-1, keepdims=True) + new.sum(-1, keepdims=True)
-    out = jnp.einsum("bkgts,bkse->bkgte", old, value_BxKxSxE)
-    out = (out + jnp.einsum("bkgtu,bkue->bkgte", new, fresh_value_BxKxTxE)) / total
-    return jnp.moveaxis(out, 3, 1).reshape(B, T, H * E)
-
-
-def causal_attention(
-    q_BxTxHxE: jax.Array,
-    k_BxTxKxE: jax.Array,
-    v_BxTxKxE: jax.Array,
-    block: int = 64,
-    window: int = 0,
-) -> jax.Array:
-    """Attention of a whole sequence to itself, without a cache (training).
-
-    In blocks of queries that see only the keys up to their end: half the work of a masked square,
-    and a block of scores fits in the processor's cache.
-    """
-    B, T, H, E = q_BxTxHxE.shape
-    K = k_BxTxKxE.shape[2]
-    q_BxKxGxTxE = jnp.moveaxis(q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5, 1, 3)
-    k_BxKxExT = jnp.moveaxis(k_BxTxKxE, 1, 3)
-    v_BxKxTxE = jnp.moveaxis(v_BxTxKxE, 1, 2)
-    blocks = []
-    for start in range(0, T, block):
-        stop = min(start + block, T)
-        scores = jnp.einsum(
-            "bkgte,bkes->bkgts", q_BxKxGxTxE[:, :, :, start:stop], k_BxKxExT[..., :stop]
-        )
-        seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
-        if window:
-            seen &= jnp.arange(start, stop)[:, None] - jnp.arange(stop) < window
-        scores = jnp.where(seen, scores, NEGATIVE)
-        # The shift cancels between numerator and sum: no gradient needs to pass through it.
-        weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-        attended = jnp.einsum("bkgts,bkse->bkgte", weights, v_BxKxTxE[:, :, :stop])
-        blocks.append(attended / weights.sum(-1, keepdims=True))
-    return jnp.moveaxis(jnp.concatenate(blocks, axis=3), 3, 1).reshape(B, T, H * E)
-
-
 class Block(nnx.Module):
     """One decoder layer: attention and SwiGLU, each behind a norm and beside a residual."""
+
+    MATRICES = ("qkv_DxN", "out_NxD", "gate_up_Dx2F", "down_FxD")
 
     def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype, layer: int = 0):
         c, e = config, config.head_dim
         keys = jax.random.split(key, 4)
         residual = (2 * c.layers) ** -0.5  # keeps the residual stream's variance flat over depth
+        self.forms = PLAIN
         self.config, self.window, sparse = config, config.window(layer), config.sparse(layer)
         self.attention_norm_D = nnx.Param(jnp.ones((c.width,), dtype))
         self.qkv_DxN = _matrix(keys[0], c.width, (c.heads + 2 * c.kv_heads) * e, dtype)
@@ -172,7 +104,7 @@ class Block(nnx.Module):
         c = self.config
         B, T, _ = x_BxTxD.shape
         normed = rms_norm(x_BxTxD, self.attention_norm_D[...], c.norm_eps)
-        qkv = normed @ self.qkv_DxN[...]
+        qkv = multiply(normed, self.qkv_DxN[...], self.forms)
         if c.qkv_bias:
             qkv = qkv + self.qkv_bias_N[...]
         qkv = qkv.reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -187,17 +119,17 @@ class Block(nnx.Module):
     def finish(self, x_BxTxD: jax.Array, attended_BxTxN: jax.Array) -> jax.Array:
         """Output projection and feed-forward, each added to the residual stream."""
         c = self.config
-        x = x_BxTxD + attended_BxTxN @ self.out_NxD[...]
+        x = x_BxTxD + multiply(attended_BxTxN, self.out_NxD[...], self.forms)
         if c.out_bias:
             x = x + self.out_bias_D[...]
         normed = rms_norm(x, self.ffn_norm_D[...], c.norm_eps)
         if hasattr(self, "experts"):
             return x + self.experts(normed)
-        gate_up = normed @ self.gate_up_Dx2F[...]
+        gate_up = multiply(normed, self.gate_up_Dx2F[...], self.forms)
         if c.mlp_bias:
             gate_up = gate_up + self.gate_up_bias_2F[...]
         gate, up = jnp.split(gate_up, 2, axis=-1)
-        down = (jax.nn.silu(gate) * up) @ self.down_FxD[...]
+        down = multiply(jax.nn.silu(gate) * up, self.down_FxD[...], self.forms)
         return x + (down + self.down_bias_D[...] if c.mlp_bias else down)
 
 
@@ -206,7 +138,7 @@ class Llama(nnx.Module):
 
     def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype = jnp.float32):
         keys = jax.random.split(key, config.layers + 2)
-        self.config = config
+        self.config, self.forms = config, PLAIN
         normal = jax.random.normal(keys[0], (config.vocab_size, config.width), dtype)
         self.embedding_VxD = nnx.Param(normal * 0.02)
         self.blocks = nnx.List([Block(config, k, dtype, i) for i, k in enumerate(keys[2:])])
@@ -220,27 +152,48 @@ class Llama(nnx.Module):
         cache: Cache,
         mask: jax.Array | None = None,
         positions: jax.Array | None = None,
+        pending: Fresh | None = None,
     ) -> Output:
         """Logits of T fresh tokens that follow the cached ones.
 
         mask: bool `[T, T]` or `[B, T, T]`, true where a fresh token (row) sees a fresh token
         (column), itself included; None is a chain. positions: int `[T]` or `[B, T]`, absolute
         positions; None is the chain's, lengths + 0 .. T - 1. A tree gives its ancestor mask and
-        lengths + depth.
+        lengths + depth. pending: keys and values of earlier passes that are not committed (a
+        draft tree grows level by level); the mask then has their columns before the T own ones.
         """
         B, T = tokens_BxT.shape
         mask = jnp.tri(T, dtype=bool) if mask is None else mask
         if positions is None:
             positions = cache.lengths_B[:, None] + jnp.arange(T)
-        mask_BxTxT = jnp.broadcast_to(mask, (B, T, T))
+        waiting = 0 if pending is None else pending.keys[0].shape[2]
+        if waiting and any(block.window for block in self.blocks):
+            raise ValueError("a model with a sliding window cannot grow a draft tree by levels")
+        mask_BxTxU = jnp.broadcast_to(mask, (B, T, waiting + T))
         positions_BxT = jnp.broadcast_to(positions, (B, T))
         x = self.embedding_VxD[...][tokens_BxT]
         layers, keys, values = [], [], []
-        for block, key, value in zip(self.blocks, cache.keys, cache.values, strict=True):
+        for i, (block, key, value) in enumerate(
+            zip(self.blocks, cache.keys, cache.values, strict=True)
+        ):
             q, k, v = block.project(x, positions_BxT)
             k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
+            seen_k, seen_v = k, v
+            if waiting:
+                seen_k = jnp.concatenate([pending.keys[i], k], axis=2)
+                seen_v = jnp.concatenate([pending.values[i], v], axis=2)
             attended = cached_attention(
-                q, k, v, key, value, cache.lengths_B, mask_BxTxT, positions_BxT, block.window
+                q,
+                seen_k,
+                seen_v,
+                key,
+                value,
+                cache.lengths_B,
+                mask_BxTxU,
+                positions_BxT,
+                block.window,
+                slots_last=cache.slots_last,
+                sum_tokens=self.forms.sum_tokens,
             )
             x = block.finish(x, attended)
             layers.append(x)
@@ -265,11 +218,14 @@ class Llama(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The head: `[..., D]` to `[..., V]`."""
-        return hidden @ self.head()
+        if hasattr(self, "head_DxV"):
+            return multiply(hidden, self.head_DxV[...], self.forms)
+        return hidden @ self.embedding_VxD[...].T
 
     def head(self) -> jax.Array:
         """The head's matrix `[D, V]`; of a tied model the embedding's transpose."""
-        return self.embedding_VxD[...].T if self.config.tie_embedding else self.head_DxV[...]
+        tied = self.config.tie_embedding
+        return self.embedding_VxD[...].T if tied else to_matrix(self.head_DxV[...])
 
 
 def _matrix(key, rows: int, columns: int, dtype, scale: float = 1.0) -> nnx.Param:
