@@ -63,7 +63,8 @@ class Proposal:
     the support of its law). log_q_BxRxV: the laws that the candidates were drawn from, -inf where
     impossible and unnormalised where a token-dependent test dropped some mass; None if they were
     chosen by value, or under greedy decoding. dropped_B: a token was drawn after the last live
-    one and dropped by that test. tree: None is a chain.
+    one and dropped by that test. confidence_BxN: raw confidences, where the policy computed them.
+    tree: None is a chain.
     `rule`: how siblings came to be, which decides the lossless test (accept.py).
     """
 
@@ -71,6 +72,7 @@ class Proposal:
     live_BxN: jax.Array
     log_q_BxRxV: jax.Array | None = None
     dropped_B: jax.Array | None = None
+    confidence_BxN: jax.Array | None = None
     tree: Tree | None = None
     rule: Rule = static(default="replacement")
 
@@ -125,18 +127,28 @@ class Target(Protocol):
     ) -> Any:
         """An output with `logits_BxTxV` and `fresh` (what `commit` of the cache takes).
 
-        `last`: logits of the last so many tokens only; None is all T.
-
         `pending`: fresh of earlier passes that are not committed; then `mask` is
-        `[T, pending + T]` or `[B, T, pending + T]`.
+        `[T, pending + T]` or `[B, T, pending + T]`. `last`: logits of the last so many tokens
+        only; None is all T.
         """
+        ...
+
+    def join(self, parts: list[Any]) -> Any:
+        """Fresh of several passes as one, in order."""
+        ...
+
+    def pad(self, fresh: Any, tokens: int) -> Any:
+        """Fresh of T tokens, padded to so many; the padding is never committed."""
         ...
 
 
 class Drafter(Protocol):
     """Where candidates come from. A pytree; what it learns of the context is its state."""
 
-    height: int  # the longest path it can propose
+    height: int  # P, the longest path it can propose
+    branching: int  # K, the most children of a node
+    nodes: int  # N, candidates per round
+    ragged: bool  # a chain that is often shorter than N: worth a pass of fitting width
 
     def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int) -> Any:
         """State after the prompts; all of a prompt lies in the first `prompt_slots` slots."""

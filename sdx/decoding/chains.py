@@ -26,6 +26,8 @@ class NoDrafter:
     branching: int = static(default=1)
     nodes: int = static(default=0)
 
+    ragged = False
+
     def prepare(self, sequence, prompt_slots, capacity):
         return ()
 
@@ -72,6 +74,7 @@ class ChainDrafter:
     rule: Rule = static(default="replacement")
 
     branching = 1
+    ragged = False
 
     @property
     def height(self) -> int:

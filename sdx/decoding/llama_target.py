@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sdx.models.cache import Cache, Fresh, empty_cache
 from sdx.models.llama import Llama
@@ -40,6 +41,13 @@ class LlamaTarget:
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         return empty_cache(self.model.config, batch, capacity)
+
+    def join(self, parts: list[Fresh]) -> Fresh:
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *parts)
+
+    def pad(self, fresh: Fresh, tokens: int) -> Fresh:
+        T = fresh.keys[0].shape[2]
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, tokens - T), (0, 0))), fresh)
 
     def __call__(
         self, tokens_BxT, cache, mask=None, positions=None, pending=None, last=None

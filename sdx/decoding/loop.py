@@ -8,6 +8,7 @@ Legend: base.py.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from sdx.decoding.base import Drafter, Proposal, Sequence, Target
 from sdx.decoding.random import RandomSource
 from sdx.decoding.statistics import Statistics
-from sdx.decoding.verify import append, commit_path, emitted, judge, read_proposal
+from sdx.decoding.verify import append, commit_path, emitted, judge, read_live, read_proposal
 from sdx.records import Sampling, record
 
 
@@ -101,7 +102,10 @@ def one_round(
     """Draft -> read -> accept -> commit."""
     sequence, active_B = state.sequence, ~state.finished_B
     proposal, draft, random = drafter.propose(state.draft, sequence, sampling, state.random)
-    output = read_proposal(target, state.cache, sequence, proposal, lag=1)
+    # A finished row's drafts must not widen the pass.
+    proposal = dataclasses.replace(proposal, live_BxN=proposal.live_BxN & active_B[:, None])
+    read = read_live if drafter.ragged else read_proposal
+    output = read(target, state.cache, sequence, proposal, lag=1)
     verdict, _, random = judge(output.logits_BxTxV, proposal, sampling, random)
     tokens_BxQ = emitted(proposal, verdict)
     room_B = state.limits_B - sequence.lengths_B

@@ -24,8 +24,8 @@ class RandomSource(Protocol):
         ...
 
     def draw(self, log_weights_BxV: jax.Array) -> tuple[jax.Array, Self]:
-        """One token per row, int32 `[B]`, by unnormalised log-weights (-inf is never drawn
-        unless the whole row is)."""
+        """One token per law, int32 `[B]`, by unnormalised log-weights (-inf is never drawn
+        unless the whole law is). `[B, G, V]` draws G independent tokens per row, `[B, G]`."""
         ...
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sdx.decoding.base import Proposal, Verdict
+from sdx.decoding.confidence import BINS, bin_of
 from sdx.records import record
 
 
@@ -19,7 +20,9 @@ class Statistics:
     rounds_B: target passes per row. drafted_P, accepted_P: rounds in which position k was drafted,
     and was accepted (with all before it). offered_PxK, taken_PxK: at depth d + 1 below an accepted
     node, how often a child of rank r was a candidate, and was accepted (trees; a chain has K = 1).
-    nodes_N: how often each node was accepted. candidates: nodes read by the target.
+    nodes_N: how often each node was accepted. candidates: nodes read by the target. tested_C,
+    passed_C: drafts that the target came to test, and kept, by bin of raw confidence (only where
+    the policy computes confidence).
     """
 
     rounds_B: jax.Array
@@ -29,6 +32,8 @@ class Statistics:
     taken_PxK: jax.Array
     nodes_N: jax.Array
     candidates: jax.Array
+    tested_C: jax.Array
+    passed_C: jax.Array
 
     @classmethod
     def zeros(cls, batch: int, height: int, branching: int, nodes: int) -> Statistics:
@@ -43,6 +48,8 @@ class Statistics:
             taken_PxK=zero(height, branching),
             nodes_N=zero(nodes),
             candidates=zero(),
+            tested_C=zero(BINS),
+            passed_C=zero(BINS),
         )
 
     def add(self, proposal: Proposal, verdict: Verdict, active_B: jax.Array) -> Statistics:
@@ -56,6 +63,13 @@ class Statistics:
             accepted_P=accepted_P,
             candidates=self.candidates + live_BxN.sum(),
         )
+        if proposal.confidence_BxN is not None:
+            bins_BxPxC = bin_of(proposal.confidence_BxN)[..., None] == jnp.arange(BINS)
+            tested_BxP = (jnp.arange(P) <= verdict.accepted_B[:, None]) & live_BxN
+            base = base._replace(
+                tested_C=self.tested_C + (bins_BxPxC & tested_BxP[..., None]).sum((0, 1)),
+                passed_C=self.passed_C + (bins_BxPxC & reached_BxP[..., None]).sum((0, 1)),
+            )
         if proposal.tree is None:
             drafted_P = self.drafted_P + live_BxN.sum(0)
             parent_BxP = jnp.pad(reached_BxP[:, :-1], ((0, 0), (1, 0)), constant_values=True)

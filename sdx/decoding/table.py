@@ -62,6 +62,13 @@ class TableModel:
         tokens_BxS = jnp.zeros((batch, capacity), jnp.int32)
         return TableCache(tokens_BxS=tokens_BxS, lengths_B=jnp.zeros((batch,), jnp.int32))
 
+    def join(self, parts: list[TableFresh]) -> TableFresh:
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+
+    def pad(self, fresh: TableFresh, tokens: int) -> TableFresh:
+        T = fresh.tokens_BxT.shape[1]
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, tokens - T))), fresh)
+
     def __call__(
         self, tokens_BxT, cache, mask=None, positions=None, pending=None, last=None
     ) -> TableOutput:

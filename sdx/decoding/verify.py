@@ -7,6 +7,7 @@ tokens but the last: lag 1; a model that drafts may miss two).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -16,7 +17,15 @@ from sdx.decoding import accept, walk
 from sdx.decoding.base import Proposal, Sequence, Target, Verdict
 from sdx.decoding.random import RandomSource
 from sdx.decoding.sampling import log_probabilities
-from sdx.records import Sampling
+from sdx.records import Sampling, record
+
+
+@record
+class Read:
+    """A model's output: logits of root and nodes, and what a commit takes."""
+
+    logits_BxTxV: jax.Array
+    fresh: Any
 
 
 def known_tail(sequence: Sequence, lag: int) -> jax.Array:
@@ -49,6 +58,26 @@ def read_proposal(
     )
     positions_BxT = cache.lengths_B[:, None] + steps_XxT
     return model(tokens_BxT, cache, mask=mask_XxTxT, positions=positions_BxT, last=N + 1)
+
+
+def read_live(model: Target, cache: Any, sequence: Sequence, proposal: Proposal, lag: int) -> Any:
+    """`read_proposal` of a chain that may be shorter than its N slots: the pass is only as wide as
+    the longest live row needs (0, 1, 2, 4, ..., N drafts). Rows that nobody drafted get zeros."""
+    N = proposal.tokens_BxN.shape[1]
+    widths = sorted({0, N} | {2**i for i in range(N.bit_length()) if 2**i < N})
+
+    def read(width):
+        short = Proposal(
+            tokens_BxN=proposal.tokens_BxN[:, :width], live_BxN=proposal.live_BxN[:, :width]
+        )
+        output = read_proposal(model, cache, sequence, short, lag)
+        logits = jnp.pad(output.logits_BxTxV, ((0, 0), (0, N - width), (0, 0)))
+        return logits, model.pad(output.fresh, lag + N)
+
+    longest = proposal.live_BxN.sum(-1).max()
+    which = (longest > jnp.array(widths)).sum()
+    logits, fresh = jax.lax.switch(which, [functools.partial(read, w) for w in widths])
+    return Read(logits_BxTxV=logits, fresh=fresh)
 
 
 def judge(

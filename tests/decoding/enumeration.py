@@ -46,8 +46,12 @@ class Script:
         return jnp.stack(answers)[None] if answers else jnp.zeros((1, 0), bool), source
 
     def draw(self, log_weights_BxV):
-        answer, source = self._answer(jax.nn.softmax(log_weights_BxV[0]))
-        return answer[None].astype(jnp.int32), source
+        source, answers = self, []
+        for weights_V in log_weights_BxV[0].reshape(-1, log_weights_BxV.shape[-1]):
+            answer, source = source._answer(jax.nn.softmax(weights_V))
+            answers.append(answer)
+        shape = (1, *log_weights_BxV.shape[1:-1])
+        return jnp.stack(answers).astype(jnp.int32).reshape(shape), source
 
 
 def law_of(run, width: int, questions: int = 64, chunk: int = 512) -> dict[tuple, float]:
