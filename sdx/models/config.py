@@ -237,7 +237,7 @@ def _special(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
                 "qkv_bias": bias,
                 "out_bias": bias,
                 "qk_norm": True,
-                "experts": fields["num_experts"],
+                "experts": fields.get("num_experts") or fields["num_local_experts"],
                 "experts_per_token": fields["num_experts_per_tok"],
                 "expert_width": fields["moe_intermediate_size"],
                 "normalise_experts": bool(fields.get("norm_topk_prob", False)),
