@@ -164,7 +164,9 @@ class _Config:
     def __init__(self, config: dict, name: str):
         self.config, self.name = config, name
 
-    def __call__(self, key: str) -> float:
+    def __call__(self, key: str, default: float | None = None) -> float:
+        if default is not None and self.config.get(key) is None:
+            return float(default)
         if key not in self.config:
             kind = self.config.get("model_type")
             raise ValueError(
@@ -216,19 +218,19 @@ def _decoder(c: _Config, **extra) -> dict:
         layers=c("num_hidden_layers"),
         width=width,
         heads=heads,
-        kv_heads=float(c.get("num_key_value_heads", heads)),
-        head_dim=float(c.get("head_dim", width / heads)),
+        kv_heads=c("num_key_value_heads", heads),
+        head_dim=c("head_dim", width / heads),
         ffn_width=c("intermediate_size"),
         vocabulary=c("vocab_size"),
         embedding_width=width,
         tie_embedding=bool(c.get("tie_word_embeddings", False)),
     )
-    window = c.get("sliding_window", 0)
+    window = c("sliding_window", 0.0)
     if window and c.get("use_sliding_window", True):
         kinds = c.get("layer_types")
-        full = float(c.get("max_window_layers", 0)) if "use_sliding_window" in c.config else 0.0
+        full = c("max_window_layers", 0.0) if "use_sliding_window" in c.config else 0.0
         layers = kinds.count("sliding_attention") if kinds else max(fields["layers"] - full, 0.0)
-        fields |= dict(window=float(window), window_layers=float(layers))
+        fields |= dict(window=window, window_layers=float(layers))
     return fields | extra
 
 
@@ -285,7 +287,7 @@ def _deepseek(c: _Config) -> dict:
 
 def _opt(c: _Config) -> dict:
     width, heads = c("hidden_size"), c("num_attention_heads")
-    narrow = float(c.get("word_embed_proj_dim", width))
+    narrow = c("word_embed_proj_dim", width)
     return dict(
         layers=c("num_hidden_layers"),
         width=width,
