@@ -147,3 +147,42 @@ def p_norm_maximum(a, b, p):
 def soft_maximum(x, temperature, axis=None):
     """temperature * logsumexp(x / temperature): an upper bound of max(x), exact as it cools."""
     return temperature * jax.nn.logsumexp(x / temperature, axis=axis)
+
+
+# ---------------------------------------------------------------------------- renewal equations
+
+
+@jax.jit
+def _renewal(forcing, near, far, atom):
+    steps = near.shape[-1]
+    lag = np.arange(steps + 1)[:, None] - np.arange(steps + 1)[None, :]
+    # V_i meets V_{i-lag} as the near end of cell `lag` (while lag < i) and the far end of the one
+    # before; V_0 is never a near end, there being no cell beyond the origin.
+    near_end = jnp.where((lag >= 0) & (np.arange(steps + 1) > 0), _at(near, lag), 0.0)
+    far_end = jnp.where(lag >= 1, _at(far, lag - 1), 0.0)
+    system = (1.0 - atom) * jnp.eye(steps + 1, dtype=forcing.dtype) - near_end - far_end
+    return jax.scipy.linalg.solve_triangular(system, forcing, lower=True)
+
+
+def _at(values, index):
+    return jnp.append(values, 0.0)[np.clip(index, 0, values.shape[-1])]
+
+
+@float64
+def renewal(forcing, masses, offsets=None, atom=0.0):
+    """Solves V(x) = g(x) + atom V(x) + int_0^x V(x - y) dK(y) on x_i = i h, i = 0..n.
+
+    forcing [n + 1]: g(x_i). masses [n]: K of each cell [y_j, y_{j+1}]; offsets [n]: mean position
+    of that mass in its cell, as a fraction of h (default: one half). atom < 1: mass at y = 0.
+    Returns V [n + 1], differentiable in everything. V is taken as linear within cells and the
+    kernel's mass and first moment are met exactly, so the error is O(h^2) and densities may be
+    singular; the lower triangular Toeplitz system is solved by forward substitution, O(n^2).
+    """
+    forcing, masses, atom = (jnp.asarray(v, jnp.float64) for v in (forcing, masses, atom))
+    if forcing.shape[0] != masses.shape[0] + 1:
+        raise ValueError(
+            f"forcing has {forcing.shape[0]} points and masses {masses.shape[0]} cells: n cells "
+            f"have n + 1 edges"
+        )
+    far = 0.5 * masses if offsets is None else masses * offsets
+    return _renewal(forcing, masses - far, far, atom)

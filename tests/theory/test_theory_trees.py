@@ -28,7 +28,7 @@ def ordered_trees(nodes):
 
 
 def plain_value(parents, q):
-    """Expected tokens by a loop over nodes; q [depths, ranks, vectors]; 0 where a rank is missing."""
+    """Expected tokens by a loop over nodes; q [depths, ranks, vectors]."""
     score, depth, children, total = {-1: 1.0}, {-1: 0}, {}, 1.0
     for i, parent in enumerate(parents):
         rank = children[parent] = children.get(parent, -1) + 1
@@ -99,7 +99,7 @@ def test_optimal_tree_equals_a_plain_programme_to_128_nodes(monotone, max_depth)
 
 
 def test_greedy_is_strictly_worse_without_monotone_ranks():
-    # Behind a useless second sibling hides a good third one; greedy prefers the child (0.09 > 0.01).
+    # Behind a useless second sibling hides a good third one; greedy takes the child (0.09).
     q = [0.3, 0.01, 0.6]
     best = trees.optimal_tree(q, 3, 2)
     assert best.parents == (-1, -1, -1)

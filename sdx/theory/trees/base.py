@@ -7,8 +7,8 @@
      `-- 1  rank 1, depth 1
 
 `acceptance` is q[d, r]: the probability (mass, not conditional on the siblings) that among the
-children of an accepted node at depth d the one of rank r is the accepted one; shape [depths, ranks],
-or [ranks] when it does not depend on depth. A node's score is the product of q along its path: the
+children of an accepted node at depth d the one of rank r is the accepted one; [depths, ranks], or
+[ranks] when it does not depend on depth. A node's score is the product of q along its path: the
 probability that the accepted path runs through it. Expected tokens per round = 1 + sum of scores
 (the 1 is the token that the target emits in any case). Sequoia (Chen et al. 2024), section 3.
 """

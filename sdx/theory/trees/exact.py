@@ -1,6 +1,6 @@
 """The best tree of at most `budget` nodes and `max_depth` levels, exactly.
 
-If q[d, r] does not increase with r at any depth, a node's score is never above the scores of what it
+If q[d, r] does not increase with r at any depth, a node's score is never above those of what it
 requires, so the `budget` highest scores form a tree: best-first search. Otherwise a poor early
 sibling may be the price of a good later one and the optimum is Sequoia's dynamic programme, made
 depth-dependent:
