@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from sdx.models.config import ModelConfig
 from sdx.models.layout import Leaf, Part, Region, get, layout, put, skeleton
 from sdx.models.opt import OptConfig
+from sdx.models.small_steps import to_matrix
 
 FLOATS = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -335,7 +336,9 @@ def save_checkpoint(
                 continue
             leaf, part = parts.get(tensor, parts[tied])
             kind = FLOATS[like.dtypes[tensor] if like else dtype]
-            written[tensor] = _take(get(model, leaf.path)[...], part).astype(kind)
+            parameter = get(model, leaf.path)[...]
+            matrix = to_matrix(parameter) if len(leaf.shape) == 2 else parameter
+            written[tensor] = _take(matrix, part).astype(kind)
         partial = folder / f"{name}.partial"
         save_file(written, partial, metadata=dict(metadata[name]) or None)
         os.replace(partial, folder / name)

@@ -173,22 +173,28 @@ class Opt(nnx.Module):
         cache: Cache,
         mask: jax.Array | None = None,
         positions: jax.Array | None = None,
+        pending: Fresh | None = None,
     ) -> Output:
         """As `Llama.__call__`; `hidden_BxTxD` is the input of the head, `[B, T, W]`."""
         B, T = tokens_BxT.shape
         mask = jnp.tri(T, dtype=bool) if mask is None else mask
         if positions is None:
             positions = cache.lengths_B[:, None] + jnp.arange(T)
-        mask_BxTxT = jnp.broadcast_to(mask, (B, T, T))
+        waiting = 0 if pending is None else pending.keys[0].shape[2]
+        mask_BxTxU = jnp.broadcast_to(mask, (B, T, waiting + T))
         positions_BxT = jnp.broadcast_to(positions, (B, T))
         x = self.embed(tokens_BxT, positions_BxT)
         layers, keys, values = [], [], []
-        for block, key, value in zip(self.blocks, cache.keys, cache.values, strict=True):
+        for i, block in enumerate(self.blocks):
             q, k, v = block.project(x)
             k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
+            seen_k, seen_v = k, v
+            if waiting:
+                seen_k = jnp.concatenate([pending.keys[i], k], axis=2)
+                seen_v = jnp.concatenate([pending.values[i], v], axis=2)
             attended = cached_attention(
-                q, k, v, key, value, cache.lengths_B, mask_BxTxT, positions_BxT,
-                slots_last=cache.slots_last,
+                q, seen_k, seen_v, cache.keys[i], cache.values[i], cache.lengths_B, mask_BxTxU,
+                positions_BxT, slots_last=cache.slots_last,
             )  # fmt: skip
             x = block.finish(x, attended)
             layers.append(x)
