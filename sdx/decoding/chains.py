@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from sdx.decoding.base import Proposal, Rule, Sequence, Target
 from sdx.decoding.sampling import log_probabilities
-from sdx.decoding.verify import known_tail
+from sdx.decoding.verify import after, known_tail
 from sdx.records import Sampling, record, static
 
 LAG = 2  # a model that drafts has not read the last token, and perhaps not the one before
@@ -45,7 +45,7 @@ def read_prompt(model: Target, sequence: Sequence, prompt_slots: int, capacity: 
     prompts_BxS = sequence.tokens_BxL[:, :prompt_slots]
     B, S = prompts_BxS.shape
     cache = model.empty_cache(B, min(capacity, getattr(model, "max_positions", capacity)))
-    fresh = model(prompts_BxS, cache, last=1).fresh
+    fresh = model(prompts_BxS, model.empty_cache(B, 1), last=1).fresh
     every_BxS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
     return cache.commit(fresh, every_BxS, sequence.lengths_B - 1)
 
@@ -54,11 +54,10 @@ def read_and_write(model: Target, cache: Any, tokens_BxT: jax.Array) -> tuple[ja
     """Logits `[B, V]` after the last of T tokens, and the cache with all of them."""
     B, T = tokens_BxT.shape
     output = model(tokens_BxT, cache, last=1)
-    # The write waits for the pass that reads the same buffer: without the barrier XLA may order
-    # it first, and then keeps a copy of the cache.
-    logits, fresh = jax.lax.optimization_barrier((output.logits_BxTxV[:, -1], output.fresh))
+    logits_BxV = output.logits_BxTxV[:, -1]
     path_BxT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    return logits, cache.commit(fresh, path_BxT, jnp.full((B,), T, jnp.int32))
+    counts_B = after(~jnp.isnan(logits_BxV[:, 0]), jnp.full((B,), T, jnp.int32))
+    return logits_BxV, cache.commit(output.fresh, path_BxT, counts_B)
 
 
 @record

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from sdx.models.cache import Cache, Fresh, empty_cache
 from sdx.models.llama import Llama
+from sdx.models.opt import Opt
+from sdx.models.small_steps import PLAIN, prepare
 from sdx.records import record
 
 
@@ -24,7 +26,7 @@ class Reading:
 class LlamaTarget:
     """Target, or draft model: the decoder with its cache."""
 
-    model: Llama
+    model: Llama | Opt
 
     @property
     def vocab_size(self) -> int:
@@ -62,5 +64,11 @@ class LlamaTarget:
 
 
 def as_target(model: Any) -> Any:
-    """A Llama becomes a `Target`; what already is one passes through."""
-    return LlamaTarget(model=model) if isinstance(model, Llama) else model
+    """A Llama (or OPT) becomes a `Target`, its matrices laid out for small steps on this device
+    (`sdx.models.small_steps`); what already is a target passes through. Laying out copies the
+    weights: wrap once when decoding many times."""
+    if isinstance(model, Opt):
+        return LlamaTarget(model=model)
+    if not isinstance(model, Llama):
+        return model
+    return LlamaTarget(model=prepare(model) if model.forms == PLAIN else model)

@@ -69,7 +69,8 @@ def begin(
     first token. `capacity`: slots of the target's cache. The token buffer has room for a round
     more, so that drafts may run past the end; what they write there is cut."""
     B, S = prompts_BxS.shape
-    output = target(prompts_BxS, target.empty_cache(B, capacity))
+    # Read against a cache of one dead slot: the prompt attends to itself only.
+    output = target(prompts_BxS, target.empty_cache(B, 1))
     every_BxS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
     cache = target.empty_cache(B, capacity).commit(output.fresh, every_BxS, prompt_lengths_B)
     at_Bx1x1 = (prompt_lengths_B - 1)[:, None, None]

@@ -17,6 +17,7 @@ import numpy as np
 from sdx.decoding.base import Drafter, Sequence
 from sdx.decoding.llama_target import as_target
 from sdx.decoding.random import Keys
+from sdx.decoding.verify import after
 from sdx.records import Sampling
 
 
@@ -32,9 +33,9 @@ def repeat_passes(
     def once(_, carry):
         tokens_BxT, cache = carry
         output = model(tokens_BxT, cache, last=None if every_logit else 1)
-        logits, fresh = jax.lax.optimization_barrier((output.logits_BxTxV, output.fresh))
-        cache = cache.commit(fresh, path_BxT, jnp.full((B,), T, jnp.int32)).rollback(lengths_B)
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = jnp.argmax(output.logits_BxTxV, axis=-1).astype(jnp.int32)
+        counts_B = after(best[:, 0] >= 0, jnp.full((B,), T, jnp.int32))
+        cache = cache.commit(output.fresh, path_BxT, counts_B).rollback(lengths_B)
         return jnp.broadcast_to(best, (B, T)), cache
 
     return jax.lax.fori_loop(0, repeats, once, (tokens_BxT, cache))

@@ -113,15 +113,26 @@ def emitted(proposal: Proposal, verdict: Verdict) -> jax.Array:
     return jnp.where(own_BxQ, verdict.token_B[:, None], drafts_BxQ)
 
 
+def after(known_B: jax.Array, counts_B: jax.Array) -> jax.Array:
+    """The same counts, but not before `known_B`, which is always true and known only to us.
+
+    The write to a cache must come after the pass that reads the same buffers. Without a data
+    dependence XLA may order it first, and then copies every cache in every round (an optimization
+    barrier is gone before copies are decided).
+    """
+    return jnp.where(known_B, counts_B, 0)
+
+
 def commit_path(
     cache: Any, fresh: Any, verdict: Verdict, lag: int, accepted_B: jax.Array, active_B: jax.Array
 ) -> Any:
     """Writes the known tail and the first `accepted_B` nodes of the path; nothing for rows that
     are not active."""
     B, P = verdict.path_BxP.shape
+    counts_B = jnp.where(active_B, lag + accepted_B, 0)
     known_Bxlag = jnp.broadcast_to(jnp.arange(lag, dtype=jnp.int32), (B, lag))
     path_BxQ = jnp.concatenate([known_Bxlag, verdict.path_BxP + (lag - 1)], axis=1)
-    return cache.commit(fresh, path_BxQ, jnp.where(active_B, lag + accepted_B, 0))
+    return cache.commit(fresh, path_BxQ, after(verdict.token_B >= 0, counts_B))
 
 
 def append(sequence: Sequence, tokens_BxQ: jax.Array, counts_B: jax.Array) -> Sequence:
