@@ -24,12 +24,15 @@ from sdx.search.space import Space, to_values
 
 @record
 class Parts:
-    """Score = gain / (seconds * price); `slack` [k], all >= 0 where the design is allowed."""
+    """Score = gain / (seconds * price). A design is allowed where all `slack` [k] and `free_slack`
+    are >= 0; each `slack` is monotone in each variable (whatever its sign), `free_slack` need not
+    be: box bounds use the former."""
 
     gain: Number
     seconds: Number
     price: Number
     slack: Any
+    free_slack: Number = 1.0
 
 
 def log_score(p: Parts):
@@ -38,12 +41,13 @@ def log_score(p: Parts):
 
 def exact_score(p: Parts):
     """ln score, -inf where a constraint is violated."""
-    return jnp.where(jnp.all(p.slack >= 0), log_score(p), -jnp.inf)
+    return jnp.where(jnp.all(p.slack >= 0) & (p.free_slack >= 0), log_score(p), -jnp.inf)
 
 
 def _penalised(parts, space, z, profile, cell, common, weight):
     p = parts(to_values(space, z), profile, cell, common)
-    return log_score(p) - weight * jnp.sum(jnp.maximum(-p.slack, 0.0))
+    violation = jnp.sum(jnp.maximum(-p.slack, 0.0)) + jnp.maximum(-p.free_slack, 0.0)
+    return log_score(p) - weight * violation
 
 
 def evaluations_of_ascent(profiles: int, rounds: int, inner: int) -> int:

@@ -6,13 +6,14 @@ The yardstick and the certificate of the ascent. A certificate is a number >= th
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdx.search.ascent import exact_score, log_score
+from sdx.search.ascent import exact_score
 from sdx.search.space import Space, from_lattice, lattice, lattice_size, neighbourhood
 
 _CHUNK, _SMALL_CHUNK = 8192, 256
@@ -37,32 +38,50 @@ def _score_chunks(parts, xs, profiles, cell, common):
     return np.concatenate([np.asarray(t) for t in tables])[: len(xs)]
 
 
-def climb_lattice(parts, space: Space, profiles, cells, common, index, *, radius=2, moves=4):
+def climb_lattice(
+    parts, space: Space, profiles, cells, common, index, *, radius=2, moves=4, rows=8
+):
     """Exact hill climb from lattice `index` [p, n]: the best design of the neighbourhood, again
-    until it stays. Returns (index [p, n], profile row [p], ln score [p], evaluations)."""
+    until it stays. Returns (index [p, n], profile row [p], ln score [p], evaluations).
+
+    The neighbours are tried with the `rows` best profile rows of the point they surround, the point
+    itself with all.
+    """
     found = [
-        _climb_one(parts, space, profiles, cell, common, i, radius, moves)
+        _climb_one(parts, space, profiles, cell, common, i, radius, moves, rows)
         for i, cell in zip(np.array(index), cells, strict=True)
     ]
     index, row, score, evaluations = zip(*found, strict=True)
     return np.stack(index), np.array(row), np.array(score), sum(evaluations)
 
 
-def _climb_one(parts, space, profiles, cell, common, index, radius, moves):
-    seen = {}
+def _climb_one(parts, space, profiles, cell, common, index, radius, moves, rows):
+    seen, evaluations = {}, 0
+
+    def look(indices, chosen):
+        xs = from_lattice(space, np.stack(indices))
+        table = _score_chunks(parts, xs, jnp.asarray(profiles[chosen]), cell, common)
+        for i, scores in zip(indices, table, strict=True):
+            best = int(scores.argmax())
+            seen[tuple(i)] = max(
+                seen.get(tuple(i), (-np.inf, 0)), (float(scores[best]), int(chosen[best]))
+            )
+        return table
+
+    every, profiles = np.arange(len(profiles)), np.asarray(profiles)
     for _ in range(moves):
-        near = neighbourhood(space, index, radius)
-        new = [i for i in near if tuple(i) not in seen]
+        table = look([index], every)
+        evaluations += table.size
+        likely = np.sort(np.argsort(-table[0], kind="stable")[:rows])
+        new = [i for i in neighbourhood(space, index, radius) if tuple(i) not in seen]
         if new:
-            xs = from_lattice(space, np.stack(new))
-            table = _score_chunks(parts, xs, profiles, cell, common)
-            for i, scores in zip(new, table, strict=True):
-                seen[tuple(i)] = (int(scores.argmax()), float(scores.max()))
-        best = max(seen, key=lambda i: seen[i][1])
+            evaluations += look(new, likely).size
+        best = max(seen, key=lambda i: seen[i][0])
         if best == tuple(index):
             break
         index = np.array(best, int)
-    return (index, *seen[tuple(index)], len(seen) * len(profiles))
+    score, row = seen[tuple(index)]
+    return index, row, score, evaluations
 
 
 def exhaustive(parts, space: Space, profiles, cell, common):
@@ -95,8 +114,10 @@ def _box_bounds(parts, space, low, high, rows, profiles, cell, common):
     """Upper bounds of ln score over boxes [m, n] at profile rows [m], and the scores of centres.
 
     Gain at its best corner over seconds and price at theirs: valid because each is monotone in
-    every variable. A box with no allowed point may keep a bound; that only loosens it.
+    every variable. -inf where no corner satisfies one of the monotone constraints: then no point
+    inside does.
     """
+    corners = np.array(list(itertools.product((False, True), repeat=len(space))))
 
     def bound(low, high, row):
         profile = profiles[row]
@@ -106,7 +127,12 @@ def _box_bounds(parts, space, low, high, rows, profiles, cell, common):
         gain = at(lambda v: v.gain).gain
         seconds = at(lambda v: -v.seconds).seconds
         price = at(lambda v: -v.price).price
-        return jnp.log(gain) - jnp.log(seconds) - jnp.log(price)
+        slacks = jax.vmap(lambda up: parts(jnp.where(up, high, low), profile, cell, common).slack)(
+            corners
+        )
+        possible = jnp.all(jnp.max(slacks, axis=0) >= 0)
+        score = jnp.log(gain) - jnp.log(seconds) - jnp.log(price)
+        return jnp.where(possible, score, -jnp.inf)
 
     return jax.vmap(bound)(low, high, rows)
 
@@ -170,11 +196,20 @@ def _pad(array, size):
 
 
 def _padded_bounds(parts, space, low, high, rows, profiles, cell, common):
-    # Powers of two: a handful of compilations for every problem.
-    size = max(64, 1 << int(np.ceil(np.log2(len(rows)))))
-    box = [jnp.asarray(from_lattice(space, _pad(b, size))) for b in (low, high)]
-    bounds = _box_bounds(parts, space, *box, jnp.asarray(_pad(rows, size)), profiles, cell, common)
-    return np.asarray(bounds)[: len(rows)]
+    box = [from_lattice(space, b) for b in (low, high)]
+    return _in_chunks(
+        lambda *columns: _box_bounds(parts, space, *columns, profiles, cell, common), *box, rows
+    )
+
+
+def _in_chunks(function, *columns):
+    """`function` of columns [m, ...], in chunks of one of two sizes: two compilations for all."""
+    size = 4096 if len(columns[0]) > 512 else 256
+    out = []
+    for begin in range(0, len(columns[0]), size):
+        chunk = [jnp.asarray(_pad(c[begin : begin + size], size)) for c in columns]
+        out.append(np.asarray(function(*chunk)))
+    return np.concatenate(out)[: len(columns[0])]
 
 
 @partial(jax.jit, static_argnames=("parts",))
@@ -184,19 +219,4 @@ def _scores(parts, xs, rows, profiles, cell, common):
 
 
 def _padded_scores(parts, xs, rows, profiles, cell, common):
-    size = max(64, 1 << int(np.ceil(np.log2(len(rows)))))
-    scores = _scores(
-        parts, jnp.asarray(_pad(xs, size)), jnp.asarray(_pad(rows, size)), profiles, cell, common
-    )
-    return np.asarray(scores)[: len(rows)]
-
-
-__all__ = [
-    "branch_and_bound",
-    "climb_lattice",
-    "exhaustive",
-    "lattice_points",
-    "log_score",
-    "monotone",
-    "score_table",
-]
+    return _in_chunks(lambda *columns: _scores(parts, *columns, profiles, cell, common), xs, rows)

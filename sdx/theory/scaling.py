@@ -137,6 +137,22 @@ def _covariance(jacobian, residual):
     return inverse * (residual @ residual) / (n - parameters)
 
 
+def _power_residuals(theta, data):
+    matrix, alpha = data
+    return jnp.exp(matrix @ theta) - alpha
+
+
+@jax.jit
+def _fit_power(matrix, alpha):
+    start = jnp.linalg.lstsq(matrix, jnp.log(alpha))[0]
+    solver = optimistix.LevenbergMarquardt(rtol=1e-13, atol=1e-13)
+    data = (matrix, alpha)
+    theta = optimistix.least_squares(
+        _power_residuals, solver, start, args=data, max_steps=200, throw=False
+    ).value
+    return theta, jax.jacfwd(_power_residuals)(theta, data), _power_residuals(theta, data)
+
+
 @float64
 def fit_perplexity_law(draft_perplexity, alpha, target_perplexity=None, kind="affine") -> LawFit:
     """Least squares of alpha on perplexities, all of shape [n]; n > parameters.
@@ -155,15 +171,7 @@ def fit_perplexity_law(draft_perplexity, alpha, target_perplexity=None, kind="af
             "give it an error: measure more pairs"
         )
     if kind == "power":
-        start = jnp.linalg.lstsq(matrix, jnp.log(alpha))[0]
-
-        def residuals(theta, _):
-            return jnp.exp(matrix @ theta) - alpha
-
-        solver = optimistix.LevenbergMarquardt(rtol=1e-13, atol=1e-13)
-        theta = optimistix.least_squares(residuals, solver, start, max_steps=200).value
-        jacobian = jax.jacfwd(residuals)(theta, None)
-        residual = residuals(theta, None)
+        theta, jacobian, residual = _fit_power(matrix, alpha)
     else:
         theta = jnp.linalg.lstsq(matrix, alpha)[0]
         jacobian, residual = matrix, matrix @ theta - alpha

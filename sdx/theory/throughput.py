@@ -134,13 +134,18 @@ def draft_seconds(spec, draft, target, hardware, workload, passes, tensor_parall
             hardware, target, workload.batch, passes, spec.layers, spec.weight_dtype
         )
         return jnp.where(passes > 0, seconds, 0.0)
-    one = step_seconds(draft, hardware, workload.batch, 1.0, workload.context)
-    if isinstance(hardware, Hardware):
-        split = step_seconds(
-            draft, hardware, workload.batch, 1.0, workload.context, tensor_parallel
-        )
-        one = jnp.minimum(one, split)
-    return passes * one
+    return passes * draft_pass_seconds(draft, hardware, workload, 1.0, tensor_parallel)
+
+
+def draft_pass_seconds(draft, hardware, workload, new_tokens, tensor_parallel):
+    """A draft pass on one device or split like the target, whichever is faster."""
+    one = step_seconds(draft, hardware, workload.batch, new_tokens, workload.context)
+    if not isinstance(hardware, Hardware):
+        return one
+    split = step_seconds(
+        draft, hardware, workload.batch, new_tokens, workload.context, tensor_parallel
+    )
+    return jnp.minimum(one, split)
 
 
 def verify_seconds(target, hardware, workload, new_tokens, tensor_parallel=1.0, ancestors=None):

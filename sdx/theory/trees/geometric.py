@@ -1,7 +1,7 @@
 """Optimal trees in closed form when acceptance falls geometrically with the rank.
 
-q[r] = alpha * rank_ratio^r at every depth. A node of depth d whose path has rank sum s scores
-alpha^d rank_ratio^s, and there are C(s + d - 1, d - 1) such nodes, so the best tree of n nodes takes
+q[r] = alpha * ratio^r at every depth. A node of depth d whose path has rank sum s scores
+alpha^d ratio^s, and there are C(s + d - 1, d - 1) such nodes, so the best tree of n nodes takes
 whole classes (d, s) in the order of their scores: a table of depths x sums replaces the tree. Cheap
 enough to be evaluated a million times; equal to `optimal_tree` (checked in the tests).
 """
@@ -19,25 +19,23 @@ from sdx.theory.numerics import float64, safe_log
 
 @record
 class GeometricRanks:
-    """q[r] = alpha * rank_ratio^r, the masses of all ranks summing to at most 1.
+    """q[r] = alpha * ratio^r, ratio = min(rank_ratio, 1 - alpha): the masses sum to at most 1.
 
-    `rank_share`: of the mass that the first rank leaves, what the second takes, so
-    rank_ratio = rank_share (1 - alpha) / alpha, kept below 1 - alpha. An assumption about drafts
-    without measured rank acceptance; with measurements use `optimal_tree`.
+    An assumption about drafts without measured rank acceptance; with measurements use
+    `optimal_tree`. Tokens rise with alpha (checked in the tests): box bounds rely on it.
     """
 
     alpha: Number
-    rank_share: Number = 0.45
+    rank_ratio: Number = 0.3
     max_depth: int = static(default=12)
     max_rank_sum: int = static(default=7)
 
-    def rank_ratio(self):
-        left = 1.0 - self.alpha
-        return jnp.minimum(self.rank_share * left / jnp.maximum(self.alpha, 1e-12), left)
+    def ratio(self):
+        return jnp.minimum(self.rank_ratio, 1.0 - self.alpha)
 
     def masses(self, ranks: int):
         """q[r], r = 0..ranks - 1."""
-        return self.alpha * self.rank_ratio() ** jnp.arange(ranks)
+        return self.alpha * self.ratio() ** jnp.arange(ranks)
 
     @float64
     def expected_tokens(self, budget, depth):
@@ -50,7 +48,7 @@ class GeometricRanks:
             np.arange(1, self.max_depth + 1), np.arange(self.max_rank_sum + 1), indexing="ij"
         )
         many = np.vectorize(lambda d, s: float(comb(s + d - 1, d - 1)))(d, s).ravel()
-        logs = d.ravel() * safe_log(self.alpha) + s.ravel() * safe_log(self.rank_ratio())
+        logs = d.ravel() * safe_log(self.alpha) + s.ravel() * safe_log(self.ratio())
         scores = jnp.where(d.ravel() <= depth + 0.5, jnp.exp(logs), 0.0)
         order = jnp.argsort(-scores)
         scores, many = scores[order], jnp.asarray(many)[order]
