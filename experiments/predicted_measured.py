@@ -25,7 +25,8 @@ import numpy as np
 import tyro
 from tokenizers import Tokenizer
 
-from sdx.calibration import fit, measure
+from sdx.calibration import measure
+from sdx.calibration.chains import ChainFit, fit_chains
 from sdx.calibration.hardware import HardwareFit, fit_hardware
 from sdx.decoding.generation import Generation
 from sdx.decoding.llama_target import as_target
@@ -88,8 +89,8 @@ def load_pair(settings: Settings) -> Pair:
     # Every k-th window is for decoding: both sets are spread over all files.
     chosen = set(np.linspace(0, count - 1, settings.prompts).round().astype(int).tolist())
     return Pair(
-        target=models["target"],
-        drafts={name: models[name] for name in names},
+        target=as_target(models["target"]),
+        drafts={name: as_target(models[name]) for name in names},
         architectures={
             name: load_architecture(str(folder / name), "float32", "float32") for name in models
         },
@@ -106,9 +107,7 @@ class DraftCalibration:
     """What is known of one draft before anything is predicted."""
 
     times: measure.DraftTimes
-    alpha: fit.AlphaFit
-    hazards: fit.HazardFit
-    mixture: fit.BetaMixtureFit
+    chains: ChainFit
     round_overhead_seconds: float
 
 
@@ -158,13 +157,11 @@ def time_steps(pair: Pair, settings: Settings, reporter: Reporter):
     return table, times
 
 
-def overhead_of_rounds(measured, table: StepTable, times: measure.DraftTimes) -> float:
+def overhead_of_rounds(seconds_per_round, table: StepTable, times: measure.DraftTimes) -> float:
     """Seconds of a round beyond its draft and target steps, least relative squares over the
     lookaheads that were decoded for acceptance."""
-    lookaheads = np.asarray(sorted(measured), float)
-    runs = [measured[int(g)] for g in lookaheads]
-    # The median prompt: one stalled run must not become an overhead.
-    rounds = np.asarray([np.median([m.seconds / m.rounds for m in run]) for run in runs])
+    lookaheads = np.asarray(sorted(seconds_per_round), float)
+    rounds = np.asarray([seconds_per_round[int(g)] for g in lookaheads])
     step = float(np.asarray(times.table.seconds).ravel()[0])
     verify = np.interp(lookaheads + 1, table.new_tokens, np.asarray(table.seconds)[0, :, 0])
     rest = rounds - step * lookaheads - verify
@@ -190,27 +187,12 @@ def calibrate(pair: Pair, settings: Settings, reporter: Reporter) -> Calibration
                 max_new_tokens=settings.new_tokens,
                 report=report,
             )
-        drafts[name] = acceptance_of(measured, table, times[name])
+        chains = fit_chains(measured)
+        overhead = overhead_of_rounds(chains.seconds_per_round, table, times[name])
+        drafts[name] = DraftCalibration(
+            times=times[name], chains=chains, round_overhead_seconds=overhead
+        )
     return Calibration(target_table=table, hardware=hardware, drafts=drafts)
-
-
-def acceptance_of(measured, table: StepTable, times: measure.DraftTimes) -> DraftCalibration:
-    """Laws of acceptance of one draft from its chains of every lookahead."""
-    chains = {gamma: measure.pooled(runs) for gamma, runs in measured.items()}
-    tokens_per_round = [m.tokens / m.rounds for m in chains.values()]
-    positions = max(chains)
-    reached, accepted = np.zeros(positions), np.zeros(positions)
-    for gamma, chain in chains.items():
-        n, k = fit.reached_and_accepted(chain)
-        reached[:gamma] += n
-        accepted[:gamma] += k
-    return DraftCalibration(
-        times=times,
-        alpha=fit.fit_alpha(list(chains), tokens_per_round),
-        hazards=fit.fit_hazards(reached, accepted),
-        mixture=fit.fit_beta_mixture(reached, accepted),
-        round_overhead_seconds=overhead_of_rounds(measured, table, times),
-    )
 
 
 # ------------------------------------------------------------------------------- prediction
@@ -231,7 +213,7 @@ def predictions(pair: Pair, calibration: Calibration, settings: Settings):
                 workload,
                 pair.architectures["target"],
                 calibration.target_table,
-                known.mixture.law,
+                known.chains.law,
                 pair.architectures[name],
                 draft_hardware=known.times.table,
                 round_overhead_seconds=known.round_overhead_seconds,
@@ -248,7 +230,7 @@ def designs(pair: Pair, calibration: Calibration, settings: Settings) -> dict[st
             calibration.target_table,
             workload_of(settings),
             draft=pair.architectures[name],
-            acceptance=known.mixture.law,
+            acceptance=known.chains.law,
             draft_hardware=known.times.table,
             round_overhead_seconds=known.round_overhead_seconds,
             max_lookahead=max(LOOKAHEADS),
@@ -415,9 +397,9 @@ def calibration_as_data(calibration: Calibration) -> dict[str, Any]:
                 "step_seconds": float(np.asarray(known.times.table.seconds).ravel()[0]),
                 "first_pass_extra_seconds": known.times.extra_seconds,
                 "round_overhead_seconds": known.round_overhead_seconds,
-                "alpha": interval(known.alpha.alpha),
-                "hazards": [interval(h) for h in known.hazards.hazards],
-                "beta_mixture": [float(known.mixture.law.a), float(known.mixture.law.b)],
+                "alpha": interval(known.chains.alpha.alpha),
+                "hazards": [interval(h) for h in known.chains.hazards.hazards],
+                "beta_mixture": [float(known.chains.law.a), float(known.chains.law.b)],
             }
             for name, known in calibration.drafts.items()
         },

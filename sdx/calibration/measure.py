@@ -311,11 +311,13 @@ def decode(
     """
     if not isinstance(policies, Mapping):
         policies = {policy: (policy, draft) for policy in policies}
+    # Laid out for small steps once, not per call.
+    target = as_target(target)
+    wrapped = {id(model): as_target(model) for _, model in policies.values() if model is not None}
 
     def once(label, prompt):
         policy, model = policies[label]
-        if isinstance(policy, Autoregressive):
-            model = None
+        model = None if isinstance(policy, Autoregressive) else wrapped[id(model)]
         return generation.generate(
             target, model, [prompt], policy, sampling, max_new_tokens, key, stop_ids=()
         )
