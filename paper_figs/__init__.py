@@ -1,0 +1,1 @@
+"""The five papers, table by table and figure by figure: paper | ours | difference."""
