@@ -23,25 +23,18 @@ def cached_attention(
     window: int = 0,
     *,
     slots_last: bool = False,
-    sum_tokens: int = 0,
 ) -> jax.Array:
     """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows.
 
     With a `window` a token sees that many positions only, its own included (0: all). Slot s holds
-    position s. `key` is `[B, K, S, E]`, or `[B, K, E, S]` with `slots_last`; up to `sum_tokens`
-    fresh tokens the latter's scores are a multiply-and-sum (sdx.models.small_steps).
+    position s. `key` is `[B, K, S, E]`, or `[B, K, E, S]` with `slots_last`.
     """
     B, T, H, E = q_BxTxHxE.shape
     K, S = value_BxKxSxE.shape[1:3]
     q = jnp.moveaxis(q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5, 1, 3)  # B K G T E
-    small = slots_last and sum_tokens >= T
-    if small:
-        old = (q[..., None] * key[:, :, None, None]).sum(-2)
-        new = (q[..., None, :] * fresh_key_BxKxTxE[:, :, None, None]).sum(-1)
-    else:
-        stored = "bkes" if slots_last else "bkse"
-        old = jnp.einsum(f"bkgte,{stored}->bkgts", q, key)
-        new = jnp.einsum("bkgte,bkue->bkgtu", q, fresh_key_BxKxTxE)
+    stored = "bkes" if slots_last else "bkse"
+    old = jnp.einsum(f"bkgte,{stored}->bkgts", q, key)
+    new = jnp.einsum("bkgte,bkue->bkgtu", q, fresh_key_BxKxTxE)
     live_BxS = jnp.arange(S) < lengths_B[:, None]
     live = live_BxS[:, None, None, None, :]
     if window:
@@ -54,10 +47,7 @@ def cached_attention(
     old, new = jnp.exp(old - top), jnp.exp(new - top)
     total = old.sum(-1, keepdims=True) + new.sum(-1, keepdims=True)
     out = jnp.einsum("bkgts,bkse->bkgte", old, value_BxKxSxE)
-    if small:
-        out = out + (new[..., None] * fresh_value_BxKxTxE[:, :, None, None]).sum(-2)
-    else:
-        out = out + jnp.einsum("bkgtu,bkue->bkgte", new, fresh_value_BxKxTxE)
+    out = out + jnp.einsum("bkgtu,bkue->bkgte", new, fresh_value_BxKxTxE)
     return jnp.moveaxis(out / total, 3, 1).reshape(B, T, H * E)
 
 

@@ -30,7 +30,7 @@ class Cache:
     """Committed keys (rotated) and values, one array per layer.
 
     Values are `[B, H, S, D]`; keys too, or `[B, H, D, S]` with `slots_last` (scores of few tokens
-    are faster so on a CPU: sdx.models.small_steps). `lengths_B` int32: how many slots of each row
+    are a third faster so on a CPU). `lengths_B` int32: how many slots of each row
     are live.
     """
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from sdx.models.config import ModelConfig, read_config
 from sdx.models.llama import Llama
-from sdx.models.small_steps import StepForms, prepare, to_matrix
+from sdx.models.small_steps import StepForms, prepare
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float16": np.float16}
 
@@ -32,21 +32,21 @@ def to_tensors(model: Llama) -> dict[str, np.ndarray]:
     tensors = {"model.embed_tokens.weight": model.embedding_VxD[...]}
     for i, block in enumerate(model.blocks):
         prefix = f"model.layers.{i}."
-        qkv, gate_up = to_matrix(block.qkv_DxN[...]), to_matrix(block.gate_up_Dx2F[...])
+        qkv, gate_up = block.qkv_DxN[...], block.gate_up_Dx2F[...]
         tensors |= {
             prefix + "input_layernorm.weight": block.attention_norm_D[...],
             prefix + "self_attn.q_proj.weight": qkv[:, :q].T,
             prefix + "self_attn.k_proj.weight": qkv[:, q : q + k].T,
             prefix + "self_attn.v_proj.weight": qkv[:, q + k :].T,
-            prefix + "self_attn.o_proj.weight": to_matrix(block.out_NxD[...]).T,
+            prefix + "self_attn.o_proj.weight": block.out_NxD[...].T,
             prefix + "post_attention_layernorm.weight": block.ffn_norm_D[...],
             prefix + "mlp.gate_proj.weight": gate_up[:, : c.ffn_width].T,
             prefix + "mlp.up_proj.weight": gate_up[:, c.ffn_width :].T,
-            prefix + "mlp.down_proj.weight": to_matrix(block.down_FxD[...]).T,
+            prefix + "mlp.down_proj.weight": block.down_FxD[...].T,
         }
     tensors["model.norm.weight"] = model.norm_D[...]
     if not c.tie_embedding:
-        tensors["lm_head.weight"] = to_matrix(model.head_DxV[...]).T
+        tensors["lm_head.weight"] = model.head_DxV[...].T
     return {name: np.asarray(value) for name, value in tensors.items()}
 
 

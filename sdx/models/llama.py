@@ -25,7 +25,7 @@ from sdx.models.cache import Cache, Fresh
 from sdx.models.config import ModelConfig
 from sdx.models.moe import Experts
 from sdx.models.rope import RopeScaling, frequencies
-from sdx.models.small_steps import PLAIN, multiply, to_matrix
+from sdx.models.small_steps import PLAIN, multiply
 
 
 @struct.dataclass
@@ -104,7 +104,7 @@ class Block(nnx.Module):
         c = self.config
         B, T, _ = x_BxTxD.shape
         normed = rms_norm(x_BxTxD, self.attention_norm_D[...], c.norm_eps)
-        qkv = multiply(normed, self.qkv_DxN[...], self.forms)
+        qkv = multiply(normed, self, "qkv_DxN")
         if c.qkv_bias:
             qkv = qkv + self.qkv_bias_N[...]
         qkv = qkv.reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -119,22 +119,24 @@ class Block(nnx.Module):
     def finish(self, x_BxTxD: jax.Array, attended_BxTxN: jax.Array) -> jax.Array:
         """Output projection and feed-forward, each added to the residual stream."""
         c = self.config
-        x = x_BxTxD + multiply(attended_BxTxN, self.out_NxD[...], self.forms)
+        x = x_BxTxD + multiply(attended_BxTxN, self, "out_NxD")
         if c.out_bias:
             x = x + self.out_bias_D[...]
         normed = rms_norm(x, self.ffn_norm_D[...], c.norm_eps)
         if hasattr(self, "experts"):
             return x + self.experts(normed)
-        gate_up = multiply(normed, self.gate_up_Dx2F[...], self.forms)
+        gate_up = multiply(normed, self, "gate_up_Dx2F")
         if c.mlp_bias:
             gate_up = gate_up + self.gate_up_bias_2F[...]
         gate, up = jnp.split(gate_up, 2, axis=-1)
-        down = multiply(jax.nn.silu(gate) * up, self.down_FxD[...], self.forms)
+        down = multiply(jax.nn.silu(gate) * up, self, "down_FxD")
         return x + (down + self.down_bias_D[...] if c.mlp_bias else down)
 
 
 class Llama(nnx.Module):
     """The decoder. `Llama(config, key)` has random weights; `load_model` reads a checkpoint."""
+
+    MATRICES = ("head_DxV",)
 
     def __init__(self, config: ModelConfig, key: jax.Array, dtype: jnp.dtype = jnp.float32):
         keys = jax.random.split(key, config.layers + 2)
@@ -193,7 +195,6 @@ class Llama(nnx.Module):
                 positions_BxT,
                 block.window,
                 slots_last=cache.slots_last,
-                sum_tokens=self.forms.sum_tokens,
             )
             x = block.finish(x, attended)
             layers.append(x)
@@ -218,14 +219,12 @@ class Llama(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The head: `[..., D]` to `[..., V]`."""
-        if hasattr(self, "head_DxV"):
-            return multiply(hidden, self.head_DxV[...], self.forms)
-        return hidden @ self.embedding_VxD[...].T
+        return multiply(hidden, self, "head_DxV")
 
     def head(self) -> jax.Array:
         """The head's matrix `[D, V]`; of a tied model the embedding's transpose."""
         tied = self.config.tie_embedding
-        return self.embedding_VxD[...].T if tied else to_matrix(self.head_DxV[...])
+        return self.embedding_VxD[...].T if tied else self.head_DxV[...]
 
 
 def _matrix(key, rows: int, columns: int, dtype, scale: float = 1.0) -> nnx.Param:
