@@ -4,9 +4,9 @@
       `- level 2         confidences is under p_3), then verifies all it holds in one pass
            `- level 1  drafts one token per call
 
-One call of level n returns X_n tokens: the accepted ones and one more. Calls are independent, so the
-totals at which level n + 1 may stop form a renewal process. With B_i the mass "a call of level n
-ends at i tokens, all i are accepted and drafting goes on", v the acceptance rate and P the law of
+One call of level n returns X_n tokens: the accepted ones and one more. Calls are independent, so
+the totals at which level n + 1 may stop form a renewal process. With B_i the mass "a call of level
+n ends at i tokens, all i are accepted and drafting goes on", v the acceptance rate and P the law of
 X_n, the tokens of level n + 1 have
 
     P(A >= j) = sum_{i < j} B_i v^{j - i} P(X_n >= j - i),      X_{n+1} = A + 1,

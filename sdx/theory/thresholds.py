@@ -98,7 +98,7 @@ def _grid(threshold, steps):
 
 
 def _deposit(samples, edges, power):
-    """Sum of s^power over samples of any shape, in cells of y; each sample a triangle two cells wide.
+    """Sum of s^power over samples, in cells of y; a sample is a triangle two cells wide.
 
     A hard assignment would make the result piecewise constant in the threshold, its gradient 0.
     """

@@ -4,8 +4,8 @@ Every node of a fixed candidate set gets the weight
 
     w_i = c_i * sigmoid((ln m_i - ln tau) / T),      sum_i w_i = budget,
 
-m_i the minimum score over node i and everything it requires (so no node outweighs its parent or left
-sibling), c_i = clip(max_depth - depth_i + 1, 0, 1) (mixing between integer depth limits), tau
+m_i the minimum score over node i and everything it requires (so no node outweighs its parent or
+left sibling), c_i = clip(max_depth - depth_i + 1, 0, 1) (mixing between integer depth limits), tau
 the threshold that meets the budget. Expected tokens 1 + sum w_i score_i, soft depth
 sum_d max_{depth d} w. As T -> 0 the candidates of highest m remain; for monotone ranks that is the
 optimal tree, the gradient in q its envelope gradient, the one in the budget the next node's score.
