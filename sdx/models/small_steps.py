@@ -132,23 +132,26 @@ def measured_forms(
     wins = []
     for X in rows:
         x = jnp.ones((X, width))
-        plain = _seconds(lambda x: x @ matrix, x, repeats)
-        if _seconds(lambda x: multiply_panels(x, panels), x, repeats) < plain:
+        plain = _repeated(lambda x: x @ matrix, x)
+        summed = _repeated(lambda x: multiply_panels(x, panels), x)
+        times = [(_seconds(plain, x), _seconds(summed, x)) for _ in range(repeats)]  # interleaved
+        if np.min(times, axis=0)[1] < np.min(times, axis=0)[0]:
             wins.append(X)
     return StepForms(panel_width=64, first_rows=wins[0], last_rows=wins[-1]) if wins else PLAIN
 
 
-def _seconds(product, x: jax.Array, repeats: int, steps: int = 64) -> float:
-    """The shortest of some runs of `steps` dependent products, inside one compiled loop."""
+def _repeated(product, x: jax.Array, steps: int = 64):
+    """`steps` dependent products in one compiled loop, run once."""
 
     def step(_, x):
         return jnp.tanh(product(x)[:, : x.shape[1]])
 
     run = jax.jit(lambda x: jax.lax.fori_loop(0, steps, step, x)).lower(x).compile()
     run(x).block_until_ready()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run(x).block_until_ready()
-        times.append(time.perf_counter() - begin)
-    return float(np.min(times))
+    return run
+
+
+def _seconds(run, x: jax.Array) -> float:
+    begin = time.perf_counter()
+    run(x).block_until_ready()
+    return time.perf_counter() - begin
