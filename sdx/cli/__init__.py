@@ -18,8 +18,9 @@ import tyro
 
 from sdx.cli.base import Command, Outcome
 from sdx.cli.calibrate import Calibrate
-from sdx.cli.design import Design, Export
+from sdx.cli.design import Design
 from sdx.cli.pair import Generate, Measure
+from sdx.cli.report import Export, Report
 
 DESCRIPTION = "Design speculative decoding by gradient, run it, measure it."
 
@@ -29,6 +30,7 @@ Commands = (
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 from sdx.cli.base import Command, Outcome, numbers, read_json
 
@@ -218,42 +218,3 @@ def load_acceptance(path: str):
             "write it with sdx measure --json"
         )
     return known[kind](**law)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Export(Command):
-    """A design of `sdx design --json FILE` as the configuration of a serving engine."""
-
-    design: str
-    """JSON file of `sdx design`."""
-    engine: Literal["vllm", "sglang", "trtllm"]
-    target: str = "TARGET_MODEL"
-    """Folder or hub id that the engine serves."""
-    draft: str = "DRAFT_MODEL"
-    context: float | None = None
-    """Which context's cells become the batch -> lookahead schedule; none: the first."""
-
-    def run(self) -> Outcome:
-        from sdx.interop.engines import export, ranges_from_batches
-        from sdx.reporting.data import from_data
-
-        data = read_json(self.design)
-        cells = data.get("cells") if isinstance(data, dict) else None
-        if not cells:
-            raise ValueError(f"{self.design}: no designs in it; write it with sdx design --json")
-        context = cells[0]["context"] if self.context is None else self.context
-        cells = [cell for cell in cells if cell["context"] == context]
-        if not cells:
-            raise ValueError(f"{self.design}: no cell of context {context:g}")
-        best = {
-            int(c["batch"]): c["lookahead"] if c["verdict"] == "speculate" else 0 for c in cells
-        }
-        chosen = max(cells, key=lambda c: c["speedup"])
-        config = export(
-            from_data(chosen["design"]),
-            self.engine,
-            target=self.target,
-            draft=self.draft,
-            schedule=ranges_from_batches(best) if len(best) > 1 else (),
-        )
-        return config.to_json(), [config.command, *config.notes]

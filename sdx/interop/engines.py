@@ -201,9 +201,9 @@ def sglang(request: Request) -> EngineConfig:
                 f"(--speculative-adaptive needs topk 1, not {algorithm} with topk {topk}): "
                 "export one design without a schedule"
             )
-        files["speculative-adaptive.json"] = json.dumps(
-            {str(low): {"candidate_steps": [k]} for low, _, k in request.schedule}, indent=2
-        )
+        slots = {str(low): {"candidate_steps": [k]} for low, _, k in request.schedule}
+        lines = (f"  {json.dumps(low)}: {json.dumps(slot)}" for low, slot in slots.items())
+        files["speculative-adaptive.json"] = "{\n" + ",\n".join(lines) + "\n}\n"
         options["speculative-adaptive"] = True
         options["speculative-adaptive-config"] = "speculative-adaptive.json"
         notes.append("save the file as speculative-adaptive.json; keys are lowest batch sizes")
@@ -317,7 +317,7 @@ def _tensorrt_schedule(schedule: Sequence[BatchRange], options: dict[str, Any], 
     options["draft_len_schedule"] = {high: lookahead for _, high, lookahead in schedule}
     notes.append(
         "draft_len_schedule keys are the highest batch of each range and larger batches do not "
-        "speculate; releases before 1.2 read the keys as lowest batches: check yours"
+        "speculate; older releases read the keys as lowest batches: check yours"
     )
 
 

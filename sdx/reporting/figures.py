@@ -21,7 +21,7 @@ MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", "-.", ":")
 STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    "font.size": 9.5,
+    "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -32,7 +32,7 @@ STYLE = {
 }
 
 
-def _svg(draw, label: str, height: float = 2.7, width: float = 4.6) -> str:
+def _svg(draw, label: str, height: float = 2.6, width: float = 4.2) -> str:
     """`draw(axes)` as an SVG element with a description for screen readers."""
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -72,7 +72,7 @@ def lines(
         if level is not None:
             axes.axhline(level, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set(xlabel=x_label, ylabel=y_label)
-        axes.legend(frameon=False, fontsize=8.5)
+        axes.legend(frameon=False, fontsize=9)
 
     return _svg(draw, label)
 
@@ -112,7 +112,8 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], label: str, x_label: s
     """One horizontal bar per row, its parts one after the other."""
 
     def draw(axes):
-        names, parts = list(rows)[::-1], list(next(iter(rows.values())))
+        names = list(rows)[::-1]
+        parts = [p for p in next(iter(rows.values())) if any(row[p] for row in rows.values())]
         left = [0.0] * len(names)
         hatches = ("", "///", "...")
         for part, colour, hatch in zip(parts, PALETTE, hatches, strict=False):
@@ -124,7 +125,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], label: str, x_label: s
             left = [a + b for a, b in zip(left, amounts, strict=True)]
         axes.set_yticks(range(len(names)), names)
         axes.set(xlabel=x_label)
-        axes.figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
+        axes.figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
 
     return _svg(draw, label, height=0.95 + 0.27 * len(rows))
 

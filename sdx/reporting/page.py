@@ -206,7 +206,10 @@ def _drawing(cell: Mapping[str, Any]) -> str:
     policy = _policy(cell)
     if policy["type"] == "StaticTree":
         svg = figures.tree(policy["parents"], "Token tree")
-        return _figure(svg, f"The token tree: {len(policy['parents'])} draft nodes, root black.")
+        return _figure(
+            svg,
+            f"The token tree of {len(policy['parents'])} drafts; the unnumbered node is the root.",
+        )
     if policy["type"] == "DynamicTree":
         depth, branching = int(policy["depth"]), int(policy["branching"])
         svg = figures.tree(_widest_tree(depth, branching, int(policy["budget"])), "Dynamic tree")
@@ -221,7 +224,7 @@ def _drawing(cell: Mapping[str, Any]) -> str:
     else:
         length, caption = int(cell["lookahead"]), "The draft of one round: a chain."
     svg = figures.tree(range(-1, length - 1), "Draft chain")
-    return _figure(svg, f"{caption} Black: the last accepted token.")
+    return _figure(svg, f"{caption} The unnumbered node is the last accepted token.")
 
 
 def _widest_tree(depth: int, branching: int, budget: int) -> list[int]:

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from sdx.cli import main
 from sdx.records import Chain, Design, DrafterSpec, DynamicTree, StaticTree, Workload
 from sdx.reporting import figures
 from sdx.reporting.data import to_data
@@ -151,7 +152,7 @@ def test_text_is_escaped(designed):
 def test_trees_are_drawn(designed):
     cell = designed["cells"][0]
     trees = {
-        "token tree: 3": StaticTree(parents=(-1, -1, 0)),
+        "token tree of 3": StaticTree(parents=(-1, -1, 0)),
         "depth 3, up to 4": DynamicTree(budget=9, depth=3, branching=4),
     }
     for caption, policy in trees.items():
@@ -175,6 +176,30 @@ def test_a_tree_drawing_has_its_nodes_and_edges():
 def test_neither_design_nor_measurement():
     with pytest.raises(ValueError, match="neither a design"):
         render({"alpha": 1})
+
+
+def test_report_and_export_commands(designed, tmp_path, capsys):
+    """A cell that does not pay becomes lookahead 0 of the schedule, or ends it."""
+    source = tmp_path / "design.json"
+    source.write_text(json.dumps(designed))
+    page = tmp_path / "page.html"
+    assert main(["report", "--source", str(source), "--out", str(page), "--target", "org/T"]) == 0
+    text = page.read_text()
+    assert "vllm serve org/T" in text and "sglang.launch_server" in text and "trtllm-serve" in text
+    arguments = ["--design", str(source), "--engine", "vllm", "--json", "-"]
+    capsys.readouterr()
+    assert main(["export", *arguments]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    ranges = options["num_speculative_tokens_per_batch_size"]
+    assert ranges[0][0] == 1 and ranges[-1][1] == 512
+    by_batch = {b: k for low, high, k in ranges for b in range(low, high + 1)}
+    for cell in designed["cells"][::2]:  # context 128
+        assert by_batch[cell["batch"]] == (4 if cell["verdict"] == "speculate" else 0)
+    assert main(["export", *arguments, "--context", "7"]) == 2
+    assert "no cell of context 7; it has [128, 512]" in capsys.readouterr().err
+    out = tmp_path / "out"
+    assert main(["export", *arguments[:3], "trtllm", "--out", str(out)]) == 0
+    assert (out / "config.yaml").read_text().startswith("speculative_config:")
 
 
 # ---------------------------------------------------------------------------- in a browser
