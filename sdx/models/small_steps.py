@@ -74,6 +74,9 @@ def multiply_panels(x_XxK: jax.Array, panels: jax.Array) -> jax.Array:
     # as long (the barrier keeps it from seeing that half is thrown away), while two rows cost
     # hardly more than one.
     rows = jnp.concatenate([x_XxK, x_XxK]) if X == 1 else x_XxK
+    # Uses of one matrix are kept apart: two passes in one loop would share the broadcast panels,
+    # which XLA then writes to memory once per row instead of fusing (8 times as long).
+    panels = jax.lax.optimization_barrier(panels)
     products = (rows[None, :, :, None] * panels[:, None]).sum(axis=2)
     products = jax.lax.optimization_barrier(products) if X == 1 else products
     return products[:, :X].swapaxes(0, 1).reshape(X, -1)
