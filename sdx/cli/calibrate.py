@@ -83,6 +83,7 @@ class Calibrate(Command):
         data = {
             "law": law,
             "hazards": hazards.hazards,
+            "survival": hazards.survival,
             "tokens_per_round": {counts.lookahead: counts.tokens_per_round},
             "engine": counts.engine,
             "notes": counts.notes,

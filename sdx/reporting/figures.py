@@ -64,9 +64,10 @@ def lines(
         for (name, points), (colour, marker, dash) in zip(series.items(), styles, strict=False):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=colour, marker=marker, linestyle=dash, label=name, markersize=4)
+        ticks = sorted({x for points in series.values() for x, _ in points})
         if log_x:
             axes.set_xscale("log", base=2)
-            ticks = sorted({x for points in series.values() for x, _ in points})
+        if log_x or len(ticks) <= 10:
             axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
             axes.minorticks_off()
         if level is not None:

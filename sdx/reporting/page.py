@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def render(data: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]] | N
     if data.get("cells"):
         title = f"{data.get('target', 'target')} on {data.get('hardware', 'hardware')}"
         body = _design(data, engines or {})
-    elif data.get("hazards"):
+    elif data.get("hazards") or data.get("alpha"):
         title = "Measured acceptance"
         body = _measurement(data)
     else:
@@ -304,7 +304,7 @@ def _engine(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _measurement(data: Mapping[str, Any]) -> str:
-    hazards = data["hazards"]
+    hazards = data.get("hazards") or []  # SGLang tells one mean only
     alpha = ""
     if data.get("alpha"):
         alpha = (
@@ -313,8 +313,18 @@ def _measurement(data: Mapping[str, Any]) -> str:
         )
     prompts = f"{data['prompts']} prompts. " if data.get("prompts") else ""
     parts = [
-        f"<header><p>Measured acceptance</p><h1>{_law_text(data)}</h1>"
-        f"<p>{alpha}{prompts}</p></header>",
+        f"<header><p>Measured acceptance</p><h1>{_headline_tokens(data)}</h1>"
+        f"<p>{_law_text(data)} {alpha}{prompts}</p></header>",
+    ]
+    if hazards:
+        parts += _per_position(data, hazards)
+    parts += [f'<p class="note">{html.escape(note)}</p>' for note in data.get("notes") or ()]
+    return "\n".join(parts)
+
+
+def _per_position(data: Mapping[str, Any], hazards: Sequence[Mapping[str, float]]) -> list[str]:
+    survival = "<th>all so far</th>" if data.get("survival") else ""
+    parts = [
         '<div class="figures">',
         _figure(
             figures.intervals(hazards, "Acceptance per position", "position", "acceptance"),
@@ -323,7 +333,7 @@ def _measurement(data: Mapping[str, Any]) -> str:
         *_round_figure(data),
         "</div>",
         '<h2>Per position</h2><div class="scroll"><table><thead><tr><th>position</th>'
-        "<th>acceptance</th><th>from</th><th>to</th><th>all so far</th></tr></thead><tbody>",
+        f"<th>acceptance</th><th>from</th><th>to</th>{survival}</tr></thead><tbody>",
     ]
     for i in range(len(hazards)):
         numbers = [
@@ -333,22 +343,28 @@ def _measurement(data: Mapping[str, Any]) -> str:
             numbers.append(_number(data, f"survival/{i}/value", "{:.4f}"))
         row = "".join(f"<td>{n}</td>" for n in numbers)
         parts.append(f'<tr><th scope="row">{i + 1}</th>{row}</tr>')
-    parts.append("</tbody></table></div>")
-    if data.get("notes"):
-        parts += [f'<p class="note">{html.escape(note)}</p>' for note in data["notes"]]
-    return "\n".join(parts)
+    return [*parts, "</tbody></table></div>"]
+
+
+def _headline_tokens(data: Mapping[str, Any]) -> str:
+    measured = data.get("tokens_per_round") or {}
+    if not measured:
+        return "Acceptance"
+    longest = max(measured, key=int)
+    tokens = _number(data, f"tokens_per_round/{longest}", "{:.2f}")
+    return f"{tokens} tokens per round at lookahead {longest}"
 
 
 def _law_text(data: Mapping[str, Any]) -> str:
     law = data.get("law") or {}
     match law.get("type"):
         case "Geometric":
-            return f"constant acceptance {_number(data, 'law/alpha', '{:.3f}')}"
+            return f"Constant acceptance {_number(data, 'law/alpha', '{:.3f}')}."
         case "BetaMixture":
             a, b = (_number(data, f"law/{name}") for name in "ab")
-            return f"acceptance varies as Beta({a}, {b})"
+            return f"Acceptance differs between contexts as Beta({a}, {b})."
         case _:
-            return f"acceptance over {len(data['hazards'])} positions"
+            return ""
 
 
 def _round_figure(data: Mapping[str, Any]) -> list[str]:

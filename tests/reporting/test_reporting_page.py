@@ -173,9 +173,15 @@ def test_a_tree_drawing_has_its_nodes_and_edges():
     )
 
 
+def test_a_mean_without_positions_is_a_page_too(measured):
+    page = render({"law": {"type": "Geometric", "alpha": 0.75}, "alpha": measured["alpha"]})
+    paths = {p for p, _, _ in Numbers(page).found}
+    assert paths == {"law/alpha", "alpha/value", "alpha/low", "alpha/high"}
+
+
 def test_neither_design_nor_measurement():
     with pytest.raises(ValueError, match="neither a design"):
-        render({"alpha": 1})
+        render({"tokens": 1})
 
 
 def test_report_and_export_commands(designed, tmp_path, capsys):
