@@ -140,7 +140,10 @@ def chain(
 ) -> tuple[Verdict, RandomSource]:
     """Token by token: drawn from q (whole, or what a test let through), or chosen by value."""
     tokens_BxN, live_BxN = proposal.tokens_BxN, proposal.live_BxN
-    N = tokens_BxN.shape[1]
+    B, N = tokens_BxN.shape
+    if N == 0:  # autoregression
+        token_B, random = random.draw(log_p_BxMxV[:, 0])
+        return _chain_verdict(jnp.zeros((B,), jnp.int32), token_B, 0), random
     p_BxN = jnp.exp(_at(log_p_BxMxV[:, :N], tokens_BxN))
     if proposal.rule == "chosen":
         keep_BxN = p_BxN
@@ -164,8 +167,6 @@ def _after_chain(
     from p when all were accepted."""
     N, V = proposal.tokens_BxN.shape[1], log_p_BxMxV.shape[-1]
     log_p_BxV = pick(log_p_BxMxV, accepted_B)
-    if N == 0:
-        return random.draw(log_p_BxV)
     at_B = jnp.minimum(accepted_B, N - 1)
     refused_B = accepted_B < proposal.live_BxN.sum(-1)
     first_B = jnp.take_along_axis(proposal.tokens_BxN, at_B[:, None], axis=1)

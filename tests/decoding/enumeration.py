@@ -7,13 +7,26 @@ run has ended, and so adds up the exact probability of every outcome.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdx.records import record
+from sdx.decoding.base import Sequence
+from sdx.decoding.loop import begin, run
+from sdx.decoding.sampling import log_probabilities
+from sdx.decoding.table import TableModel
+from sdx.decoding.verify import emitted, judge, read_proposal
+from sdx.records import Sampling, record
+
+# A proof runs once on tiny tables: compiling takes longer than running.
+QUICK_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+NO_STOPS = jnp.zeros((0,), jnp.int32)
 
 
 @record
@@ -48,6 +61,9 @@ class Script:
     def draw(self, log_weights_BxV):
         source, answers = self, []
         for weights_V in log_weights_BxV[0].reshape(-1, log_weights_BxV.shape[-1]):
+            # Nothing left to draw: token 0 for certain (the runtime marks it as not live).
+            certain_V = jnp.where(jnp.arange(weights_V.size) == 0, 0.0, -jnp.inf)
+            weights_V = jnp.where(weights_V.max() > -jnp.inf, weights_V, certain_V)
             answer, source = source._answer(jax.nn.softmax(weights_V))
             answers.append(answer)
         shape = (1, *log_weights_BxV.shape[1:-1])
@@ -60,7 +76,7 @@ def law_of(run, width: int, questions: int = 64, chunk: int = 512) -> dict[tuple
     `width` is the largest number of answers to one question.
     """
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
     @jax.vmap
     def play(answers_S, length):
         script = Script(
@@ -110,3 +126,68 @@ def complete(law: dict[tuple, float], following, length: int) -> dict[tuple, flo
 def distance(a: dict[tuple, float], b: dict[tuple, float]) -> float:
     """Largest difference of probability over all outcomes."""
     return max(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
+
+
+# ---------------------------------------------------------------------------- the runtime's law
+
+
+def table(seed: int, size: int, scale: float = 1.5) -> TableModel:
+    """A random table model of `size` tokens."""
+    logits = scale * jax.random.normal(jax.random.key(seed), (size, size, size))
+    return TableModel(logits_VxVxV=logits)
+
+
+def next_law(model: TableModel, sampling: Sampling) -> np.ndarray:
+    """P[previous, last, next] of the target under `sampling`."""
+    if sampling.temperature == 0:
+        return np.eye(model.vocab_size)[np.asarray(model.logits_VxVxV.argmax(-1))]
+    return np.exp(np.asarray(log_probabilities(model.logits_VxVxV, sampling), np.float64))
+
+
+def true_law(model, sampling, prompt, length: int, given: dict | None = None) -> dict[tuple, float]:
+    """Law of `length` tokens after the prompt, one by one; `given`: what is already decided."""
+    P = next_law(model, sampling)
+
+    def following(tokens):
+        before = (0, *prompt, *tokens)
+        return P[before[-2], before[-1]]
+
+    return complete({(): 1.0} if given is None else given, following, length)
+
+
+def loop_law(target, drafter, sampling, prompt, length: int, stops=NO_STOPS) -> dict:
+    """Law of what the whole loop emits: prompt, first token, rounds, roll-backs."""
+    size = len(prompt)
+
+    def play(script):
+        lengths_B = jnp.array([size])
+        limits_B = lengths_B + length
+        fixed = {"sampling": sampling}
+        state = begin(
+            target, drafter, jnp.array([prompt]), lengths_B, limits_B, stops, script,
+            capacity=size + length, **fixed,
+        )  # fmt: skip
+        state = run(target, drafter, stops, state, jnp.int32(length), **fixed)
+        tokens = state.sequence.tokens_BxL[0, size : size + length]
+        return tokens, state.sequence.lengths_B[0] - size, state.random
+
+    return law_of(play, target.vocab_size)
+
+
+def round_law(target, drafter, sampling, prompt) -> dict:
+    """Law of what one round emits after the prompt (at least two tokens)."""
+    size = len(prompt)
+    tokens_BxL = jnp.pad(jnp.array([prompt]), ((0, 0), (0, drafter.height + 4)))
+    sequence = Sequence(tokens_BxL=tokens_BxL, lengths_B=jnp.array([size]))
+
+    def play(script):
+        state = drafter.prepare(sequence, size, size + 8)
+        cache = target.empty_cache(1, size + 8)
+        fresh = target(sequence.tokens_BxL[:, :size], cache).fresh
+        cache = cache.commit(fresh, jnp.arange(size)[None], jnp.array([size - 1]))
+        proposal, _, script = drafter.propose(state, sequence, sampling, script)
+        output = read_proposal(target, cache, sequence, proposal, lag=1)
+        verdict, _, script = judge(output.logits_BxTxV, proposal, sampling, script)
+        return emitted(proposal, verdict)[0], verdict.accepted_B[0] + 1, script
+
+    return law_of(play, target.vocab_size)
