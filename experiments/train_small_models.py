@@ -1,11 +1,13 @@
 """Trains the small real pair: a 5.5 M target and two drafts distilled from it.
 
-    python -m experiments.train_small_models --stage all --target-minutes 70 --draft-minutes 9
+    python -m experiments.train_small_models --target-minutes 70 --draft-minutes 9
 
-Corpus: the Python sources of the running interpreter's standard library, split by file. Every
-stage keeps Orbax checkpoints under `--work` and resumes from them; `--stage report` measures what
-is there. Expect after about an hour on two cores: held-out loss of the target at least 0.15 nats
-below both drafts' (the gate; exit code 1 where it fails), all weights together under 15 MB.
+Corpus: the Python sources of the running interpreter's standard library, split by file. A draft
+first learns from the text alone (cheap: no teacher pass), then from the target's distributions.
+Every stage keeps Orbax checkpoints under `--work` and resumes from them; stages can run in
+processes of their own; `--stage report` measures what is there. Expect after about an hour on two
+free cores: held-out loss of the target at least 0.15 nats below both drafts' (the gate; exit code
+1 where it fails), all weights together under 15 MB.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import dataclasses
 import functools
 import json
 import platform
-import shutil
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -33,6 +35,7 @@ from sdx.models.cache import Cache, empty_cache
 from sdx.models.checkpoint import load_model, save_model
 from sdx.models.config import ModelConfig
 from sdx.models.llama import Llama
+from sdx.models.small_steps import PLAIN
 from sdx.training import corpus
 from sdx.training.losses import distillation_loss, language_model_loss
 from sdx.training.trainer import Schedule, Trainer
@@ -57,10 +60,17 @@ GATE_NATS = 0.15
 class Args:
     """How long, where, which part."""
 
-    stage: Literal["all", "target", "drafts", "report"] = "all"
+    stage: Literal[
+        "all", "target", "draft_small.text", "draft_medium.text", "draft_small", "draft_medium",
+        "report",
+    ] = "all"  # fmt: skip
     target_minutes: float = 70.0
+    text_minutes: float = 5.0
+    """Each draft's first part."""
     draft_minutes: float = 9.0
-    tokens_per_step: int = 4096
+    """Each draft's second part."""
+    target_tokens_per_step: int = 4096
+    draft_tokens_per_step: int = 2048
     seed: int = 0
     work: Path = Path("out/train_small_models")
     """Checkpoints of unfinished runs."""
@@ -104,7 +114,10 @@ def greedy(model: Llama, prompt_BxT: jax.Array, cache: Cache, count: int) -> jax
     def step(carry, _):
         token_B, cache = carry
         output = model(token_B[:, None], cache)
-        return (jnp.argmax(output.logits_BxTxV[:, -1], axis=-1), cache.append(output.fresh)), token_B
+        return (
+            jnp.argmax(output.logits_BxTxV[:, -1], axis=-1),
+            cache.append(output.fresh),
+        ), token_B
 
     _, tokens = jax.lax.scan(step, (first_B, cache.append(output.fresh)), None, length=count)
     return tokens.T
@@ -119,48 +132,67 @@ def distinct_ngrams(tokens_BxN: np.ndarray, n: int = 8) -> float:
     return float(np.mean(shares))
 
 
-def train(name: str, args: Args, streams: dict[str, np.ndarray]) -> None:
-    """Trains (or goes on training) one model and writes it to the pair's folder."""
-    minutes = args.target_minutes if name == "target" else args.draft_minutes
-    seed = args.seed + list(CONFIGS).index(name)
-    loss, context = language_model_loss, ()
-    if name != "target":
-        loss, context = distillation_loss, (load_model(args.out / "target")[0],)
+STAGES = ("target", "draft_small.text", "draft_medium.text", "draft_small", "draft_medium")
+
+
+def plan(stage: str, args: Args) -> tuple[Llama, Callable, tuple, Schedule, int]:
+    """Of one stage: the model it starts from, its loss and context, its schedule, its batch."""
+    name, _, part = stage.partition(".")
+    seconds = 60.0
+    if name == "target":
+        model = Llama(CONFIGS[name], jax.random.key(args.seed))
+        schedule = Schedule(seconds=seconds * args.target_minutes)
+        return model, language_model_loss, (), schedule, args.target_tokens_per_step
+    if part:
+        model = Llama(CONFIGS[name], jax.random.key(args.seed + 1))
+        schedule = Schedule(seconds=seconds * args.text_minutes, decay=0.1)
+        return model, language_model_loss, (), schedule, args.draft_tokens_per_step
+    model, _ = load_model(args.work / f"{name}.text", forms=PLAIN)
+    teacher, _ = load_model(args.out / "target", forms=PLAIN)
+    schedule = Schedule(seconds=seconds * args.draft_minutes, warmup_steps=20, decay=0.6)
+    return model, distillation_loss, (teacher,), schedule, args.draft_tokens_per_step
+
+
+def train(stage: str, args: Args, streams: dict[str, np.ndarray]) -> None:
+    """Trains (or goes on training) one model and writes it: text stages to `work`, others to the
+    pair's folder."""
+    model, loss, context, schedule, tokens = plan(stage, args)
+    seed = args.seed + STAGES.index(stage)
     trainer = Trainer(
-        Llama(CONFIGS[name], jax.random.key(seed)),
+        model,
         loss,
-        corpus.lengthening_batches(streams["train"], args.tokens_per_step, (256, 512), 0.75, seed),
-        Schedule(seconds=60 * minutes),
+        corpus.lengthening_batches(streams["train"], tokens, (256, 512), 0.75, seed),
+        schedule,
         context=context,
-        folder=args.work / name,
+        folder=args.work / "checkpoints" / stage,
     )
-    resumed = trainer.resume()
-    say(
-        f"{name}: {CONFIGS[name].parameters() / 1e6:.2f} M parameters, {minutes:g} minutes"
-        + (f", resumed at step {trainer.progress.step}" if resumed else "")
-    )
+    resumed = f", resumed at step {trainer.progress.step}" if trainer.resume() else ""
+    size, minutes = model.config.parameters() / 1e6, schedule.seconds / 60
+    say(f"{stage}: {size:.2f} M parameters, {minutes:g} minutes{resumed}")
     refreshed = trainer.progress.seconds
+    folder = (args.work if "." in stage else args.out) / stage
 
     def report(trainer: Trainer) -> None:
         nonlocal refreshed
         now = trainer.progress
-        share = trainer.schedule.progress(now.step, now.seconds)
-        text = f"{name} {share:4.0%} step {now.step} loss {now.loss:.3f}"
+        share = schedule.progress(now.step, now.seconds)
+        text = f"{stage} {share:4.0%} step {now.step} loss {now.loss:.3f}"
         if now.seconds - refreshed > 60 * args.refresh_minutes:
             refreshed = now.seconds
-            save_model(args.out / name, trainer.model)
+            save_model(folder, trainer.model)
             text += f" held-out {held_out_loss(trainer.model, streams['held_out'], 8192):.3f}"
-        say(text + f" ({now.step * args.tokens_per_step / now.seconds:.0f} tokens/s)")
+        say(text + f" ({now.step * tokens / now.seconds:.0f} tokens/s)")
 
     done = trainer.fit(report)
-    save_model(args.out / name, trainer.model)
+    save_model(folder, trainer.model)
     record = {
         "steps": done.step,
-        "tokens": done.step * args.tokens_per_step,
+        "tokens": done.step * tokens,
+        "tokens_per_step": tokens,
         "seconds": round(done.seconds, 1),
         "seed": seed,
     }
-    (args.work / f"{name}.json").write_text(json.dumps(record))
+    (args.work / f"{stage}.json").write_text(json.dumps(record))
 
 
 def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
@@ -176,7 +208,11 @@ def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
             "distinct_8_grams_greedy": round(
                 distinct_ngrams(greedy(model, prompts, empty_cache(config, 20, 320), 256)), 4
             ),
-            **json.loads((args.work / f"{name}.json").read_text()),
+            "stages": {
+                stage: _facts(args.work / f"{stage}.json")
+                for stage in STAGES
+                if stage.split(".")[0] == name
+            },
         }
     text = corpus.held_out_prompts(streams["held_out"], 20, 256)
     loss = {name: entry["held_out_loss_nats"] for name, entry in models.items()}
@@ -187,7 +223,6 @@ def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
         "margin_nats": round(margin, 4),
         "distinct_8_grams_of_real_text": round(distinct_ngrams(text), 4),
         "corpus": {name: len(stream) for name, stream in streams.items()},
-        "tokens_per_step": args.tokens_per_step,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": {
             "python": platform.python_version(),
@@ -200,6 +235,13 @@ def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
     }
 
 
+def _facts(path: Path) -> dict:
+    """What a finished stage left: steps, tokens, seconds, seed."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: this model's training has not finished; run its stage")
+    return json.loads(path.read_text())
+
+
 def main(args: Args) -> int:
     start = time.monotonic()
     tokenizer = tokenizer_of(args)
@@ -207,16 +249,15 @@ def main(args: Args) -> int:
         split: corpus.tokenise(tokenizer, corpus.texts(split)) for split in ("train", "held_out")
     }
     args.work.mkdir(parents=True, exist_ok=True)
-    shutil.copy(args.out / "tokenizer.json", args.work)
-    for name in CONFIGS:
-        if args.stage == "all" or args.stage == ("target" if name == "target" else "drafts"):
-            train(name, args, streams)
-    if args.stage in ("target",):
+    for stage in STAGES:
+        if args.stage in ("all", stage):
+            train(stage, args, streams)
+    if args.stage not in ("all", "report"):
         return 0
     record = measure(args, streams)
     (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
     for name, entry in record["models"].items():
-        say(f"{name}: held-out {entry['held_out_loss_nats']:.3f} nats, {entry['steps']} steps")
+        say(f"{name}: held-out {entry['held_out_loss_nats']:.3f} nats")
     say(f"margin {record['margin_nats']:.3f} nats; {time.monotonic() - start:.0f} s in all")
     if record["margin_nats"] < GATE_NATS:
         say(f"the target is not {GATE_NATS} nats below both drafts: train it longer")
