@@ -197,6 +197,7 @@ def leave_one_board_out(form, line, rows, cells):
         mine = [r for r in rows if r[0] == board]
         _, error, table = judge(free, form, line, mine, [c for c in cells if c[0] == board])
         held_out[board] = {
+            "free": free.tolist(),
             "mean_error": float(np.abs(error).mean()),
             "largest_error": float(np.abs(error).max()),
             "least_share_of_maximum": min(t[4] for t in table),
