@@ -81,9 +81,10 @@ def dispatch(
                 return table[name](*args, **kwargs)
         except NotImplementedError as refusal:
             refusals.append(f"{name}: {refusal}")
+    reasons = "; ".join(refusals) or "none is registered"
     raise ValueError(
-        f"{op}: no implementation for platform {platform!r} can serve this request "
-        f"({'; '.join(refusals) or 'none is registered'}); name one of {', '.join(available(table))}"
+        f"{op}: no implementation for platform {platform!r} can serve this request ({reasons}); "
+        f"name one of {', '.join(available(table))}"
     )
 
 

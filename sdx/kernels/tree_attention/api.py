@@ -1,14 +1,15 @@
 """Tree attention: T draft nodes attend to a committed cache and to their ancestors.
 
     committed cache   [........ live ........|  dead  ]   lengths_B says where live ends
-    draft nodes                                 [0 1 2 .. T-1]   tree bits say who sees whom
+    draft nodes                                 [0 1 2 .. U-1]   tree bits say who sees whom
 
 The draft's keys and values are operands of their own: nothing is written to the cache before
 verification has decided which path survives (models.cache commits it). A chain is the tree whose
-node i sees nodes 0..i (`tree_bits=None`).
+node i sees nodes 0..i (`tree_bits=None`). Queries are the last T of U nodes: U > T when nodes of
+earlier passes of the same round are not committed yet.
 
-Shape letters: B sequences, H query heads, K key-value heads (H = K * G), T nodes, S cache slots,
-D head size, W = ceil(T / 32) words of 32 mask bits.
+Shape letters: B sequences, H query heads, K key-value heads (H = K * G), T query nodes, U draft
+nodes (usually U = T), S cache slots, D head size, W = ceil(U / 32) words of 32 mask bits.
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ class Problem(NamedTuple):
     """The operands as every implementation gets them.
 
     q_BxKxMxD: rows r = g * T + t of the G * T (head of the group, node) pairs, so that one key
-    tile serves a whole group. depths_BxT: ancestors of each node, itself not counted (its position
-    is lengths + depth); -1 marks a node that no node sees.
+    tile serves a whole group. Depth: ancestors of a node, itself not counted; its position is
+    lengths + depth. In depths_BxU -1 marks a node that no query sees.
     """
 
     q_BxKxMxD: jax.Array
     k_BxKxSxD: jax.Array
     v_BxKxSxD: jax.Array
-    draft_k_BxKxTxD: jax.Array
-    draft_v_BxKxTxD: jax.Array
+    draft_k_BxKxUxD: jax.Array
+    draft_v_BxKxUxD: jax.Array
     lengths_B: jax.Array
     bits_BxTxW: jax.Array
-    depths_BxT: jax.Array
+    row_depths_BxT: jax.Array
+    depths_BxU: jax.Array
 
 
 def tree_attention(
     q_BxHxTxD,
     k_BxKxSxD,
     v_BxKxSxD,
-    draft_k_BxKxTxD,
-    draft_v_BxKxTxD,
+    draft_k_BxKxUxD,
+    draft_v_BxKxUxD,
     lengths_B,
     tree_bits_BxTxW=None,
     *,
+    draft_depths_BxU=None,
     scale: float | None = None,
     window: int | None = None,
     return_log_sum_exp: bool = False,
@@ -72,11 +75,12 @@ def tree_attention(
       q_BxHxTxD: queries, rotary embedding applied; heads h of one group are consecutive
         (h // G is the key-value head). bfloat16, float16 or float32.
       k_BxKxSxD, v_BxKxSxD: committed cache. Slots >= lengths_B may hold anything, NaN included.
-      draft_k_BxKxTxD, draft_v_BxKxTxD: the nodes' own keys and values. A node that no node sees
+      draft_k_BxKxUxD, draft_v_BxKxUxD: the nodes' own keys and values. A node that no query sees
         may hold anything.
       lengths_B: live slots per sequence, 0..S, int32.
       tree_bits_BxTxW: bit j % 32 of word j // 32 of row i is set iff node i sees node j (ancestors
         and itself: `ancestor_bits`, `pack_tree_mask`); leading axis 1 is broadcast. None: a chain.
+      draft_depths_BxU: ancestors of each node; needed for a window if U > T.
       scale: of the logits; 1 / sqrt(D) by default.
       window: sliding window: a node sees positions p with 0 <= own position - p < window.
       return_log_sum_exp: also return the natural log-sum-exp of the scaled logits.
@@ -93,27 +97,29 @@ def tree_attention(
       NotImplementedError: a named implementation cannot serve them.
     """
     b, h, t, d = q_BxHxTxD.shape
-    _check(q_BxHxTxD, k_BxKxSxD, v_BxKxSxD, draft_k_BxKxTxD, draft_v_BxKxTxD, lengths_B, window)
-    kv_heads = k_BxKxSxD.shape[1]
+    _check(q_BxHxTxD, k_BxKxSxD, v_BxKxSxD, draft_k_BxKxUxD, draft_v_BxKxUxD, lengths_B, window)
+    kv_heads, u = draft_k_BxKxUxD.shape[1:3]
     if tree_bits_BxTxW is None:
-        bits = jnp.asarray(ancestor_bits(range(-1, t - 1)))[None]
+        bits = jnp.asarray(ancestor_bits(range(-1, u - 1))[u - t :])[None]
     else:
         bits = jnp.asarray(tree_bits_BxTxW)
-        if bits.shape[1:] != (t, words(t)) or bits.shape[0] not in (1, b):
+        if bits.shape[1:] != (t, words(u)) or bits.shape[0] not in (1, b):
             raise ValueError(
-                f"tree bits have shape {bits.shape}, {t} nodes of {b} sequences need "
-                f"({b} or 1, {t}, {words(t)}): build them with pack_tree_mask or ancestor_bits"
+                f"tree bits have shape {bits.shape}, {t} of {u} nodes of {b} sequences need "
+                f"({b} or 1, {t}, {words(u)}): build them with pack_tree_mask or ancestor_bits"
             )
-    bits = jnp.broadcast_to(bits.astype(jnp.int32), (b, t, words(t)))
+    bits = jnp.broadcast_to(bits.astype(jnp.int32), (b, t, words(u)))
+    if window is not None and u != t and draft_depths_BxU is None:
+        raise ValueError(f"{t} queries among {u} nodes and a window: give draft_depths_BxU")
     problem = Problem(
         q_BxHxTxD.reshape(b, kv_heads, h // kv_heads * t, d),
         k_BxKxSxD,
         v_BxKxSxD,
-        draft_k_BxKxTxD,
-        draft_v_BxKxTxD,
+        draft_k_BxKxUxD,
+        draft_v_BxKxUxD,
         jnp.asarray(lengths_B, jnp.int32),
         bits,
-        _depths(bits),
+        *_depths(bits, u, draft_depths_BxU),
     )
     out, lse = dispatch(
         "tree_attention",
@@ -156,9 +162,9 @@ def ancestor_bits(parents) -> np.ndarray:
     return packed.astype(np.uint32).view(np.int32)
 
 
-def pack_tree_mask(sees_TxT) -> jax.Array:
-    """Mask bits `[..., T, W]` int32 of a boolean mask `[..., T, T]` (row sees column); traceable."""
-    sees = jnp.asarray(sees_TxT, bool)
+def pack_tree_mask(sees_TxU) -> jax.Array:
+    """Mask bits `[..., T, W]` int32 of a boolean `[..., T, U]` (row sees column); traceable."""
+    sees = jnp.asarray(sees_TxU, bool)
     t = sees.shape[-1]
     pad = [(0, 0)] * (sees.ndim - 1) + [(0, words(t) * 32 - t)]
     grouped = jnp.pad(sees, pad).reshape(*sees.shape[:-1], words(t), 32).astype(jnp.uint32)
@@ -167,12 +173,17 @@ def pack_tree_mask(sees_TxT) -> jax.Array:
     return lax.bitcast_convert_type(packed, jnp.int32)
 
 
-def _depths(bits_BxTxW):
-    t = bits_BxTxW.shape[1]
-    node = np.arange(t)
-    seen = jax.lax.reduce_or(bits_BxTxW, (1,))[:, node // 32] >> (node % 32) & 1
-    ancestors = lax.population_count(bits_BxTxW).sum(-1).astype(jnp.int32) - 1
-    return jnp.where(seen == 1, jnp.maximum(ancestors, 0), -1)
+def _depths(bits_BxTxW, u: int, draft_depths_BxU):
+    """Depths of the queries and of all nodes, -1 for nodes that no query sees."""
+    node = np.arange(u)
+    seen_BxU = (lax.reduce_or(bits_BxTxW, (1,))[:, node // 32] >> (node % 32)) & 1 == 1
+    rows_BxT = lax.population_count(bits_BxTxW).sum(-1).astype(jnp.int32) - 1
+    rows_BxT = jnp.maximum(rows_BxT, 0)
+    if draft_depths_BxU is None:
+        # Without a window depths only mark who is seen, so any number >= 0 will do for U > T.
+        same = rows_BxT.shape[1] == u
+        draft_depths_BxU = rows_BxT if same else jnp.zeros(seen_BxU.shape, jnp.int32)
+    return rows_BxT, jnp.where(seen_BxU, draft_depths_BxU, -1).astype(jnp.int32)
 
 
 def _check(q, k, v, dk, dv, lengths, window):
@@ -183,7 +194,8 @@ def _check(q, k, v, dk, dv, lengths, window):
         raise ValueError(
             f"keys and values differ in shape: {k.shape} {v.shape} {dk.shape} {dv.shape}"
         )
-    if k.shape[0] != b or k.shape[3] != d or dk.shape != (b, kv_heads, t, d):
+    u = dk.shape[2]
+    if k.shape[0] != b or k.shape[3] != d or dk.shape != (b, kv_heads, u, d) or u < t:
         raise ValueError(f"queries {q.shape} do not fit {shapes}: expected [B, heads, slots, D]")
     if h % kv_heads:
         raise ValueError(f"{h} query heads are not a multiple of {kv_heads} key-value heads")

@@ -42,9 +42,9 @@ def tree_attention(problem, *, scale, window, interpret, config):
 
     Raises NotImplementedError above 256 nodes.
     """
-    t = problem.draft_k_BxKxTxD.shape[2]
-    if t > MAX_NODES:
-        raise NotImplementedError(f"tree_attention tpu: {t} nodes, at most {MAX_NODES} are served")
+    u = problem.draft_k_BxKxUxD.shape[2]
+    if u > MAX_NODES:
+        raise NotImplementedError(f"tree_attention tpu: {u} nodes, at most {MAX_NODES} are served")
     if problem.q_BxKxMxD.dtype == jnp.float16:
         raise NotImplementedError("tree_attention tpu: no float16 on the matrix unit, use bfloat16")
     config = config or configure(problem.q_BxKxMxD.shape[2], problem.k_BxKxSxD.shape[2])
@@ -55,19 +55,20 @@ def tree_attention(problem, *, scale, window, interpret, config):
 def _tree_attention(problem, scale, window, config, interpret):
     p = problem
     b, kv_heads, m, d = p.q_BxKxMxD.shape
-    t, s, w = p.draft_k_BxKxTxD.shape[2], p.k_BxKxSxD.shape[2], p.bits_BxTxW.shape[2]
+    s, u = p.k_BxKxSxD.shape[2], p.draft_k_BxKxUxD.shape[2]
+    _, t, w = p.bits_BxTxW.shape
     bm, bk = config
     # Blocks of a tile's own rows must be whole: pad the queries (small), never the cache.
     pad = -m % bm
     row = (jnp.arange(m + pad)) % t
     q = jnp.pad(p.q_BxKxMxD, ((0, 0), (0, 0), (0, pad), (0, 0)))
     # Nodes to whole tiles of 16 rows (a contraction over one row does not lower); -1: unseen.
-    more = -t % 16
+    more = -u % 16
     draft = [
         jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
-        for x in (p.draft_k_BxKxTxD, p.draft_v_BxKxTxD)
+        for x in (p.draft_k_BxKxUxD, p.draft_v_BxKxUxD)
     ]
-    col_depths = jnp.pad(p.depths_BxT, ((0, 0), (0, more)), constant_values=-1)
+    col_depths = jnp.pad(p.depths_BxU, ((0, 0), (0, more)), constant_values=-1)
     blocks = pl.cdiv(s, bk)
     reach = blocks if window is None else min(blocks, pl.cdiv(window, bk) + 1)
 
@@ -82,7 +83,7 @@ def _tree_attention(problem, scale, window, config, interpret):
     per_head_rows = lambda n: pl.BlockSpec(  # noqa: E731
         (squeezed, squeezed, bm, n), lambda b, h, r, j, _: (b, h, r, 0)
     )
-    nodes = pl.BlockSpec((squeezed, squeezed, t + more, d), lambda b, h, r, j, _: (b, h, 0, 0))
+    nodes = pl.BlockSpec((squeezed, squeezed, u + more, d), lambda b, h, r, j, _: (b, h, 0, 0))
     out, lse = pl.pallas_call(
         functools.partial(_body, scale=scale * LOG2E, window=window, block_keys=bk, words=w),
         out_shape=[
@@ -100,8 +101,8 @@ def _tree_attention(problem, scale, window, config, interpret):
                 nodes,
                 of_rows(w),
                 of_rows(1),
-                pl.BlockSpec((squeezed, 1, t + more), lambda b, h, r, j, _: (b, 0, 0)),
-                pl.BlockSpec((squeezed, t + more, 1), lambda b, h, r, j, _: (b, 0, 0)),
+                pl.BlockSpec((squeezed, 1, u + more), lambda b, h, r, j, _: (b, 0, 0)),
+                pl.BlockSpec((squeezed, u + more, 1), lambda b, h, r, j, _: (b, 0, 0)),
             ],
             out_specs=[per_head_rows(d), per_head_rows(LANES)],
             scratch_shapes=[
@@ -122,7 +123,7 @@ def _tree_attention(problem, scale, window, config, interpret):
         p.v_BxKxSxD,
         *draft,
         p.bits_BxTxW[:, row],
-        jnp.maximum(p.depths_BxT, 0)[:, row, None],
+        p.row_depths_BxT[:, row, None],
         col_depths[:, None, :],
         col_depths[:, :, None],
     )
@@ -168,11 +169,11 @@ def _body(
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        t = dk_ref.shape[0]
-        col = lax.broadcasted_iota(jnp.int32, (bm, t), 1)
-        sees = jnp.zeros((bm, t), jnp.int32)
+        u = dk_ref.shape[0]
+        col = lax.broadcasted_iota(jnp.int32, (bm, u), 1)
+        sees = jnp.zeros((bm, u), jnp.int32)
         for word in range(words):  # static: TPUs have no gather
-            bits = jnp.broadcast_to(bits_ref[:, word : word + 1], (bm, t))
+            bits = jnp.broadcast_to(bits_ref[:, word : word + 1], (bm, u))
             here = lax.shift_right_logical(bits, col & 31) & 1
             sees |= jnp.where(col >> 5 == word, here, 0)
         sees = sees == 1

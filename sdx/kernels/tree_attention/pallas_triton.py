@@ -60,10 +60,10 @@ def tree_attention(problem, *, scale, window, interpret, config):
     Raises NotImplementedError above 256 nodes or head size 256.
     """
     b, kv_heads, m, d = problem.q_BxKxMxD.shape
-    t, s = problem.draft_k_BxKxTxD.shape[2], problem.k_BxKxSxD.shape[2]
-    if t > MAX_NODES or d > MAX_HEAD_SIZE:
+    u, s = problem.draft_k_BxKxUxD.shape[2], problem.k_BxKxSxD.shape[2]
+    if u > MAX_NODES or d > MAX_HEAD_SIZE:
         raise NotImplementedError(
-            f"tree_attention triton: {t} nodes of head size {d}, at most {MAX_NODES} and "
+            f"tree_attention triton: {u} nodes of head size {d}, at most {MAX_NODES} and "
             f"{MAX_HEAD_SIZE} are served"
         )
     config = config or configure(b * kv_heads, m, s, d, problem.q_BxKxMxD.dtype.itemsize)
@@ -107,11 +107,12 @@ def _tree_attention(problem, scale, window, config, interpret):
             per_head(*problem.q_BxKxMxD.shape[2:]),
             per_head(*problem.k_BxKxSxD.shape[2:]),
             per_head(*problem.v_BxKxSxD.shape[2:]),
-            per_head(*problem.draft_k_BxKxTxD.shape[2:]),
-            per_head(*problem.draft_v_BxKxTxD.shape[2:]),
+            per_head(*problem.draft_k_BxKxUxD.shape[2:]),
+            per_head(*problem.draft_v_BxKxUxD.shape[2:]),
             of_sequence(1),
             of_sequence(*problem.bits_BxTxW.shape[1:]),
-            of_sequence(*problem.depths_BxT.shape[1:]),
+            of_sequence(*problem.row_depths_BxT.shape[1:]),
+            of_sequence(*problem.depths_BxU.shape[1:]),
         ],
         out_specs=[per_split(m, d), per_split(m), per_split(m)],
         compiler_params=plt.CompilerParams(
@@ -134,11 +135,11 @@ def merge_splits(out, top, total, dtype):
 
 
 def _body(
-    q_ref, k_ref, v_ref, dk_ref, dv_ref, length_ref, bits_ref, depths_ref, out_ref, top_ref,
-    total_ref, *, config, scale, window,
+    q_ref, k_ref, v_ref, dk_ref, dv_ref, length_ref, bits_ref, row_depths_ref, depths_ref,
+    out_ref, top_ref, total_ref, *, config, scale, window,
 ):  # fmt: skip
     m, d = q_ref.shape
-    t = dk_ref.shape[0]
+    t, u = row_depths_ref.shape[0], depths_ref.shape[0]
     bm, bk = config.block_rows, config.block_keys
     lanes = pl.ds(0, pl.next_power_of_2(d))
     head_ok = (_iota((1, lanes.size), 1) < d) if lanes.size != d else True
@@ -151,7 +152,7 @@ def _body(
     node = lax.rem(row, jnp.int32(t))
     q = _load(q_ref, (pl.ds(first_row, bm), lanes), row_ok[:, None] & head_ok)
     if window:
-        depth = jnp.maximum(plt.load(depths_ref.at[node], mask=row_ok, other=0), 0)
+        depth = plt.load(row_depths_ref.at[node], mask=row_ok, other=0)
 
     def attend(keys, values, sees, carry):
         return _online_softmax(q, keys, values, sees, carry, scale)
@@ -171,8 +172,8 @@ def _body(
     def draft_block(j, carry):
         start = j * bk
         col = start + _iota((bk,), 0)
-        col_depth = plt.load(depths_ref.at[col], mask=col < t, other=-1)
-        col_ok = col_depth >= 0  # -1: a node that nobody sees, whose value may be anything
+        col_depth = plt.load(depths_ref.at[col], mask=col < u, other=-1)
+        col_ok = col_depth >= 0  # -1: a node that no query sees, whose value may be anything
         word = lax.div(col, jnp.int32(32))
         # One 32-bit word serves 32 columns: the repeated addresses are served by the L1 cache.
         bits = plt.load(
@@ -199,7 +200,7 @@ def _body(
     carry = lax.fori_loop(begin, end, cache_block, carry)
     # Only the last split sees the nodes; the others run this loop zero times. (A division, since
     # select(p, 1, 0) of scalars becomes an i1 loop bound, which lowers but does not compile.)
-    draft_blocks = lax.div(split + 1, jnp.int32(config.splits)) * pl.cdiv(t, bk)
+    draft_blocks = lax.div(split + 1, jnp.int32(config.splits)) * pl.cdiv(u, bk)
     top, total, out = lax.fori_loop(0, draft_blocks, draft_block, carry)
     plt.store(out_ref.at[pl.ds(first_row, bm), lanes], out, mask=row_ok[:, None] & head_ok)
     plt.store(top_ref.at[pl.ds(first_row, bm)], top, mask=row_ok)

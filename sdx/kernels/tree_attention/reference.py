@@ -15,15 +15,15 @@ def tree_attention(problem, *, scale, window, interpret, config):
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _tree_attention(p, scale, window):
-    t, s = p.draft_k_BxKxTxD.shape[2], p.k_BxKxSxD.shape[2]
+    t, s = p.bits_BxTxW.shape[1], p.k_BxKxSxD.shape[2]
     m = p.q_BxKxMxD.shape[2]
-    in_cache, in_tree = visible(p.lengths_B, p.bits_BxTxW, p.depths_BxT, s, window)
+    in_cache, in_tree = visible(p, s, window)
     rows = jnp.arange(m) % t  # row r is node r % T of head r // T of the group
     sees = jnp.concatenate([in_cache, in_tree], -1)[:, rows][:, None]
     # Zero times NaN is NaN: values that nobody sees are cleared, not just given no weight.
     live = sees.any(2)[..., None]
-    keys = jnp.concatenate([p.k_BxKxSxD, p.draft_k_BxKxTxD], 2).astype(jnp.float32)
-    values = jnp.concatenate([p.v_BxKxSxD, p.draft_v_BxKxTxD], 2).astype(jnp.float32)
+    keys = jnp.concatenate([p.k_BxKxSxD, p.draft_k_BxKxUxD], 2).astype(jnp.float32)
+    values = jnp.concatenate([p.v_BxKxSxD, p.draft_v_BxKxUxD], 2).astype(jnp.float32)
     values = jnp.where(live, values, 0.0)
     q = p.q_BxKxMxD.astype(jnp.float32)
     logits = scale * jnp.einsum("bkmd,bksd->bkms", q, keys, precision=lax.Precision.HIGHEST)
@@ -37,14 +37,13 @@ def _tree_attention(p, scale, window):
     return out.astype(p.q_BxKxMxD.dtype), (top + jnp.log(total))[..., 0]
 
 
-def visible(lengths_B, bits_BxTxW, depths_BxT, slots: int, window: int | None):
-    """Boolean masks [B, T, S] over the cache and [B, T, T] over the nodes."""
-    t = bits_BxTxW.shape[1]
-    node, slot = jnp.arange(t), jnp.arange(slots)
-    in_tree = (bits_BxTxW[:, :, node // 32] >> (node % 32)) & 1 == 1
-    in_cache = jnp.broadcast_to(slot < lengths_B[:, None, None], (*in_tree.shape[:2], slots))
+def visible(p, slots: int, window: int | None):
+    """Boolean masks [B, T, S] over the cache and [B, T, U] over the nodes."""
+    node, slot = jnp.arange(p.depths_BxU.shape[1]), jnp.arange(slots)
+    in_tree = (p.bits_BxTxW[:, :, node // 32] >> (node % 32)) & 1 == 1
+    in_cache = jnp.broadcast_to(slot < p.lengths_B[:, None, None], (*in_tree.shape[:2], slots))
     if window is not None:
-        own = (lengths_B[:, None] + jnp.maximum(depths_BxT, 0))[..., None]
+        own = (p.lengths_B[:, None] + p.row_depths_BxT)[..., None]
         in_cache = in_cache & (slot > own - window)
-        in_tree = in_tree & (depths_BxT[:, None, :] > depths_BxT[..., None] - window)
+        in_tree = in_tree & (p.depths_BxU[:, None, :] > p.row_depths_BxT[..., None] - window)
     return in_cache, in_tree

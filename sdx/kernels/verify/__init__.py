@@ -1,0 +1,1 @@
+"""Verification over a large vocabulary: row statistics, thresholds, and the streamed surplus."""
