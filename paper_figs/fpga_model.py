@@ -1,58 +1,52 @@
-"""The one fitted model behind the FPGA tables and figures, read from experiments/results."""
+"""The fitted model behind the FPGA scripts: experiments/results/fpga_fit.json, read back."""
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import dataclass
+from pathlib import Path
 
+import jax
 import numpy as np
 
-from experiments.fpga_fit import LENGTHS, RESULT
-from sdx.theory.trees import LogAAT
-from sdx.theory.verification import TwoLineRoofline, effective_performance
+from experiments.fpga_fit import throughput, unpack
 
-BOARDS = {
-    "U280": (64 * 48, 460e9),
-    "VHK158": (128 * 64, 819e9),
-    "V80": (128 * 128, 819e9),
-    "U250": (128 * 128, 77e9),
-}
+RESULT = Path(__file__).parent.parent / "experiments" / "results" / "fpga_fit.json"
+LENGTHS = np.arange(1.0, 81.0)
+V80 = (128.0 * 128, 819e9)
 
 
-@dataclass(frozen=True)
-class Model:
-    """AAT law and roofline of LongSpec on Llama-3.1-8B, fitted by experiments/fpga_fit.py."""
+@functools.cache
+def result() -> dict:
+    return json.loads(RESULT.read_text(encoding="utf-8"))
 
-    law: LogAAT
-    roofline: TwoLineRoofline
-    held_out: dict
 
-    def seconds(self, board: str, context, length) -> np.ndarray:
-        """Seconds of a round: verification of `length` tokens and drafting them."""
-        elements, bandwidth = BOARDS[board]
-        verify = self.roofline.verify_seconds(length, context, elements, bandwidth)
-        return np.asarray(verify) + np.asarray(
-            self.roofline.draft_seconds(length, context, bandwidth)
+def memory_line():
+    line = result()["memory_line"]
+    return line["weight_bytes"], line["bytes_per_context_token"]
+
+
+def parameters(held_out: str | None = None):
+    """Free parameters of the log-law fit, on all boards or without one."""
+    log = result()["log"]
+    return log["leave_one_board_out"][held_out]["free"] if held_out else log["free"]
+
+
+def law_and_roofline():
+    with jax.enable_x64(True):
+        law, roofline = unpack(jax.numpy.asarray(parameters()), "log", memory_line())
+    return jax.tree.map(float, (law, roofline))
+
+
+def speed(elements, bandwidth, context, length, held_out: str | None = None) -> np.ndarray:
+    """Tokens per second, numpy; arguments broadcast."""
+    with jax.enable_x64(True):
+        free = jax.numpy.asarray(parameters(held_out))
+        return np.asarray(
+            throughput(free, "log", memory_line(), elements, bandwidth, context, length)
         )
 
-    def speed(self, board: str, context, length, law: LogAAT | None = None) -> np.ndarray:
-        """Tokens per second at verification length(s) `length`, root included."""
-        length = np.asarray(length, float)
-        seconds = self.seconds(board, float(context), length)
-        return np.asarray(effective_performance(law or self.law, length, seconds, 0.0))
 
-    def autoregressive(self, board: str, context) -> float:
-        return 1 / float(self.roofline.memory_seconds(float(context), BOARDS[board][1]))
-
-    def best_length(self, board: str, context, law: LogAAT | None = None) -> int:
-        return int(LENGTHS[self.speed(board, context, LENGTHS, law).argmax()])
-
-
-def fitted() -> Model:
-    log = json.loads(RESULT.read_text(encoding="utf-8"))["log"]
-    numbers = log["parameters"]
-    return Model(
-        law=LogAAT(**{k: numbers[k] for k in ("A", "B", "C")}),
-        roofline=TwoLineRoofline(**{k: v for k, v in numbers.items() if k not in "ABC"}),
-        held_out=log["leave_one_board_out"],
-    )
+def autoregressive(bandwidth, context) -> float:
+    weights, per_token = memory_line()
+    return bandwidth / (weights + per_token * context)

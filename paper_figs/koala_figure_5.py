@@ -113,7 +113,8 @@ def draw_adversary() -> None:
             )
         axis.set(xticks=places, title=family)
         axis.set_xticklabels(TARGETS)
-        axis.legend(loc="lower right")
+        axis.set_ylim(0, 6.2)
+        axis.legend(loc="upper left", ncols=3, fontsize=7)
     axes[0].set_ylabel("mean acceptance length (printed)")
     save(figure, "koala_figure_6")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from paper_figs.comparison import Comparison, finish
-from paper_figs.style import panels, save
+from paper_figs.style import panels, plt, save
 from sdx.theory.acceptance import Geometric, expected_tokens
 
 LENGTHS = np.arange(0, 33)
@@ -30,10 +30,12 @@ def run() -> list[Comparison]:
     figure, axes = panels(1, 2, width=8.4, height=3.4, sharey=True)
     levels = (
         (axes[0], lengths, [-0.5, 0.5, 1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5], "best k"),
-        (axes[1], gains, [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20], "speedup"),
+        (axes[1], gains, [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 50], "speedup"),
     )
     for axis, values, cuts, title in levels:
-        filled = axis.contourf(alphas, costs, values.T, cuts, cmap="Greys", extend="max")
+        greys = plt.get_cmap("Greys")(np.linspace(0.0, 0.75, len(cuts) - 1))
+        shown = np.minimum(values.T, cuts[-1] * 0.999)
+        filled = axis.contourf(alphas, costs, shown, cuts, colors=greys)
         lines = axis.contour(
             alphas, costs, values.T, cuts[1:] if title == "best k" else cuts, colors="black",
             linewidths=0.5,

@@ -54,7 +54,8 @@ def draw() -> None:
         axes[0].bar(places + 0.4 * i - 0.2, values, 0.38, color=shade, label=target)
     axes[0].set(ylabel="weights, GB (bfloat16)", xticks=places)
     axes[0].set_xticklabels(LAYERS, fontsize=7)
-    axes[0].legend(loc="lower center")
+    axes[0].set_ylim(0, 40)
+    axes[0].legend(loc="upper left")
     for i, target in enumerate(PRESETS):
         rows = poss_rows(target)
         cost, _ = fit_poss(rows, np.ones(len(rows), bool))
