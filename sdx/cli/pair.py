@@ -52,9 +52,30 @@ def _model(folder: str):
     return as_target(load_checkpoint(folder).model)
 
 
+def _draft(folder: str, target, tokenizer):
+    """The draft in the target's token ids: one of another family proposes the tokens whose text
+    both vocabularies have."""
+    draft = _model(folder)
+    try:
+        own = _tokenizer(folder).get_vocab()
+    except FileNotFoundError:  # no tokenizer beside the draft: it has the target's
+        own = tokenizer.get_vocab()
+    if own == tokenizer.get_vocab():
+        if draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"draft {folder} has {draft.vocab_size} tokens, the target {target.vocab_size} and "
+                "no tokenizer of its own: put its tokenizer.json beside it"
+            )
+        return draft
+    from sdx.decoding.cross_vocabulary import cross_vocabulary
+
+    return cross_vocabulary(draft, tokenizer.get_vocab(), own, target.vocab_size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure(Command):
-    """Acceptance of a draft by a target on prompts: alpha, per position, with intervals."""
+    """Acceptance of a draft by a target on prompts: alpha, per position and rank, perplexities,
+    with intervals."""
 
     target: str
     """Checkpoint folder or hub id."""
@@ -69,9 +90,10 @@ class Measure(Command):
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    state: str = ""
+    """File that keeps finished prompts: started again with it, the measurement goes on."""
 
     def run(self) -> Outcome:
-        from sdx.calibration import measure
         from sdx.calibration.chains import fit_chains
         from sdx.decoding.sampling import check_sampling
         from sdx.records import Sampling
@@ -81,22 +103,18 @@ class Measure(Command):
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         check_sampling(sampling)
         lookaheads = [int(x) for x in numbers(self.lookaheads, "lookaheads")]
-        prompts = read_prompts(self.prompts, _tokenizer(self.target), self.prompt_tokens)
-        target, draft = _model(self.target), _model(self.draft)
-        with Reporter().stage("measuring", len(lookaheads) + len(prompts)) as report:
-            runs = measure.measure_acceptance(
-                target,
-                draft,
-                prompts,
-                lookaheads,
-                max_new_tokens=self.new_tokens,
-                sampling=sampling,
-                key=self.seed,
-                report=report,
-            )
+        tokenizer = _tokenizer(self.target)
+        prompts = read_prompts(self.prompts, tokenizer, self.prompt_tokens)
+        target = _model(self.target)
+        draft = _draft(self.draft, target, tokenizer)
+        with Reporter().stage("measuring") as report:
+            runs = self._chains(target, draft, prompts, lookaheads, sampling, report)
+            text = self._text(target, draft, prompts, sampling)
         found = fit_chains(runs)
         data = to_data(
             {
+                "target": self.target,
+                "draft": self.draft,
                 "law": found.law,
                 "alpha": found.alpha and found.alpha.alpha,
                 "hazards": found.hazards.hazards,
@@ -105,9 +123,44 @@ class Measure(Command):
                 "seconds_per_round": found.seconds_per_round,
                 "design_effect": found.design_effect,
                 "prompts": len(prompts),
+                "target_perplexity": text.target_perplexity,
+                "draft_perplexity": text.draft_perplexity,
+                "rank_acceptance": text.rank_acceptance,
+                "confidence": text.confidence,
+                "shared_tokens": text.shared,
             }
         )
-        return data, found.lines()
+        return data, [*found.lines(), *text.lines()]
+
+    def _chains(self, target, draft, prompts, lookaheads, sampling, report):
+        from sdx.calibration.measure import measure_acceptance
+        from sdx.cli.resume import measured_in_chunks
+
+        def measure(chunk):
+            return measure_acceptance(
+                target,
+                draft,
+                chunk,
+                lookaheads,
+                max_new_tokens=self.new_tokens,
+                sampling=sampling,
+                key=self.seed,
+                report=report,
+            )
+
+        mine = dataclasses.asdict(self)
+        identity = {name: value for name, value in mine.items() if name not in ("json", "state")}
+        return measured_in_chunks(self.state, identity, prompts, lookaheads, measure)
+
+    def _text(self, target, draft, prompts, sampling):
+        from sdx.calibration.pair import read_pair
+        from sdx.decoding.generation import generate
+
+        new = generate(
+            target, None, prompts, sampling=sampling, max_new_tokens=self.new_tokens,
+            key=self.seed, stop_ids=(),
+        ).tokens  # fmt: skip
+        return read_pair(target, draft, prompts, new, temperature=sampling.temperature)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
