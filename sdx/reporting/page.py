@@ -318,8 +318,38 @@ def _measurement(data: Mapping[str, Any]) -> str:
     ]
     if hazards:
         parts += _per_position(data, hazards)
+    parts += _text_facts(data)
     parts += [f'<p class="note">{html.escape(note)}</p>' for note in data.get("notes") or ()]
     return "\n".join(parts)
+
+
+def _text_facts(data: Mapping[str, Any]) -> list[str]:
+    """Perplexities, the target's mass on the draft's ranks, calibration: where measured."""
+    rows = [
+        (f"{who.capitalize()} perplexity", f"{who}_perplexity")
+        for who in ("target", "draft")
+        if data.get(f"{who}_perplexity")
+    ]
+    rows += [
+        (f"Mass on the draft's choice {rank + 1}", f"rank_acceptance/{rank}")
+        for rank in range(len(data.get("rank_acceptance") or ()))
+    ]
+    if not rows:
+        return []
+    body = ""
+    for name, at in rows:
+        numbers = (_number(data, f"{at}/{key}", "{:.4g}") for key in ("value", "low", "high"))
+        cells = "".join(f"<td>{n}</td>" for n in numbers)
+        body += f'<tr><th scope="row">{name}</th>{cells}</tr>'
+    facts = (
+        '<h2>Over text</h2><div class="scroll"><table><thead><tr><th></th><th>value</th>'
+        f"<th>from</th><th>to</th></tr></thead><tbody>{body}</tbody></table></div>"
+    )
+    if not data.get("confidence"):
+        return [facts]
+    errors = (_number(data, f"confidence/error_{when}") for when in ("before", "after"))
+    before, after = errors
+    return [facts, f"<p>Calibration error of the draft's confidence {before}, fitted {after}.</p>"]
 
 
 def _per_position(data: Mapping[str, Any], hazards: Sequence[Mapping[str, float]]) -> list[str]:

@@ -78,6 +78,10 @@ def measured():
         "survival": hazard,
         "tokens_per_round": {"1": 1.7, "2": 2.3, "4": 3.1},
         "prompts": 20,
+        "target_perplexity": {"value": 6.25, "low": 6.1, "high": 6.4},
+        "draft_perplexity": {"value": 10.57, "low": 10.1, "high": 11.0},
+        "rank_acceptance": hazard[:2],
+        "confidence": {"error_before": 0.081, "error_after": 0.012},
     }
 
 
