@@ -27,7 +27,7 @@ def new_trainer(folder=None, steps=24) -> Trainer:
     return Trainer(
         Llama(CONFIG, jax.random.key(0)),
         language_model_loss,
-        corpus.lengthening_batches(STREAM, 64, (16, 32), 0.5, seed=1),
+        corpus.lengthening_batches(STREAM, 64, (16, 16), 0.5, seed=1),
         Schedule(steps=steps, warmup_steps=4),
         folder=folder,
     )
