@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from sdx.models.checkpoint import load_model
 from sdx.models.config import ModelConfig
 from sdx.models.llama import Llama
 from sdx.records import record, static
-from sdx.theory.hardware import StepTable, step_table
-from sdx.theory.transformers import Architecture, architecture_from_config, load_architecture
+from sdx.theory.hardware import StepTable
+from sdx.theory.transformers import Architecture, architecture_from_config
 
 # Random weights take the same time as trained ones. Two sizes tell overheads from bandwidth.
 DEFAULT_SHAPES = {
@@ -137,33 +136,14 @@ def _architecture(name: str, config: ModelConfig) -> Architecture:
     return architecture_from_config(config.to_hf(), name, "float32", "float32")
 
 
-def from_csv(path: str, model: str, memory_bytes: float = 16e9) -> Machine:
-    """A roofline from steps measured elsewhere: CSV with the columns batch, tokens, context,
-    seconds, the full grid of the three, in any order."""
-    if not model:
-        raise ValueError("a table of steps needs --model: the architecture it was measured with")
-    architecture = load_architecture(model)
-    columns = ("batch", "tokens", "context", "seconds")
-    cells: dict[tuple[float, float, float], float] = {}
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = set(columns) - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(f"{path}: column {sorted(missing)[0]!r} is missing; add it")
-        for number, row in enumerate(reader, start=2):
-            try:
-                batch, tokens, context, seconds = (float(row[c]) for c in columns)
-            except (TypeError, ValueError):
-                raise ValueError(f"{path}: line {number} does not hold four numbers") from None
-            cells[batch, tokens, context] = seconds
-    axes = [sorted({key[i] for key in cells}) for i in range(3)]
-    holes = [(b, t, c) for b in axes[0] for t in axes[1] for c in axes[2] if (b, t, c) not in cells]
-    if holes or not cells:
-        where = "batch {:g}, tokens {:g}, context {:g}".format(*holes[0]) if holes else "everything"
-        raise ValueError(f"{path}: the grid has holes; {where} is missing")
-    seconds = [[[cells[b, t, c] for c in axes[2]] for t in axes[1]] for b in axes[0]]
-    table = step_table(*axes, seconds, model=architecture.name, name=path)
+def fit_table(
+    architecture: Architecture, table: StepTable, memory_bytes: float = 16e9, title: str = ""
+) -> Machine:
+    """A roofline from one model's steps, measured elsewhere."""
     fit = fit_hardware(
-        [architecture], [table], name=Path(path).stem, memory_capacity_bytes=memory_bytes
+        [architecture],
+        [table],
+        name=table.name or "measured",
+        memory_capacity_bytes=memory_bytes,
     )
-    return Machine(fit=fit, tables=(table,), title=f"steps of {Path(path).name}, {model}")
+    return Machine(fit=fit, tables=(table,), title=title or f"steps of {table.model}")

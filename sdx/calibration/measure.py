@@ -11,8 +11,12 @@ isolation is cheaper (no accept, no commit, warm caches) and would flatter the p
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -35,6 +39,17 @@ Timer = Callable[[], float]
 
 def silent(message: str) -> None:
     """Reports nothing."""
+
+
+def built(builders: Mapping[Any, Callable[[], Any]], report: Progress) -> dict[Any, Any]:
+    """Every builder's result. In threads: compiling keeps one core busy and holds no lock."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {key: pool.submit(builder) for key, builder in builders.items()}
+        results = {}
+        for key, future in futures.items():
+            results[key] = future.result()
+            report(f"compiled {key}")
+    return results
 
 
 # ------------------------------------------------------------------ parts of a round, alone
@@ -213,21 +228,19 @@ def target_timers(
     new_tokens = 1 is a step of autoregression, gamma + 1 the verification of gamma drafts.
     `capacity`: slots of the caches (attention may read them all); None fits each context tightly.
     """
-    model, timers = as_target(model), {}
-    for context in contexts:
-        for batch in batches:
-            for tokens in new_tokens:
-                slots = capacity or _slots(context + 1 + rounds * tokens)
-                report(f"compiling batch {batch}, {tokens} tokens, context {context}")
-                timers[batch, tokens, context] = round_timer(
-                    model,
-                    FixedDrafter(lookahead=tokens - 1),
-                    context=context,
-                    capacity=slots,
-                    batch=batch,
-                    rounds=rounds,
-                )
-    return timers
+    model, builders = as_target(model), {}
+    for key in itertools.product(batches, new_tokens, contexts):
+        batch, tokens, context = key
+        builders[key] = functools.partial(
+            round_timer,
+            model,
+            FixedDrafter(lookahead=tokens - 1),
+            context=context,
+            capacity=capacity or _slots(context + 1 + rounds * tokens),
+            batch=batch,
+            rounds=rounds,
+        )
+    return built(builders, report)
 
 
 def _slots(length: int) -> int:
@@ -245,10 +258,10 @@ def draft_timers(
     report: Progress = silent,
 ) -> dict[int, Timer]:
     """A timer per lookahead: the draft's side of a round, against a target that costs nothing."""
-    model, timers = as_target(model), {}
+    model, builders = as_target(model), {}
     for lookahead in lookaheads:
-        report(f"compiling {lookahead} draft steps")
-        timers[lookahead] = round_timer(
+        builders[lookahead] = functools.partial(
+            round_timer,
             NoTarget(vocab_size=model.vocab_size),
             ChainDrafter(model=model, lookahead=lookahead),
             context=context,
@@ -256,7 +269,7 @@ def draft_timers(
             batch=batch,
             rounds=rounds,
         )
-    return timers
+    return built(builders, report)
 
 
 def table_of_medians(samples: Mapping[tuple[int, int, int], np.ndarray], name: str) -> StepTable:
@@ -322,9 +335,7 @@ def decode(
             target, model, [prompt], policy, sampling, max_new_tokens, key, stop_ids=()
         )
 
-    for label in policies:
-        report(f"compiling {label}")
-        once(label, prompts[0])
+    built({label: functools.partial(once, label, prompts[0]) for label in policies}, report)
     results = {label: [[] for _ in prompts] for label in policies}
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):

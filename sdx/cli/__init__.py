@@ -43,9 +43,13 @@ def parse(argv: list[str] | None) -> Command:
     except SystemExit as exit:
         if not exit.code:
             raise  # --help
-        lines = [line.strip(" │╭╮╰╯─") for line in complaint.getvalue().splitlines()]
+        # A frame of box characters, or of ASCII where the stream cannot show them, below a title.
+        lines = [line.strip(" │╭╮╰╯─-+|") for line in complaint.getvalue().strip().splitlines()]
         said = [line for line in lines[1:] if line] or ["cannot read the arguments"]
-        first = " ".join(said[:2]) if said[0].endswith(":") else said[0]
+        if "--" in said[0] or not said[0].endswith(":"):
+            first = said[0]
+        else:
+            first = " ".join(said[:2])
         raise ValueError(f"{first} (sdx --help lists the options)") from None
 
 

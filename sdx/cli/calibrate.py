@@ -41,7 +41,7 @@ class Calibrate(Command):
         if self.metrics or self.requests:
             return self._engine()
         if self.steps:
-            found = machine.from_csv(self.steps, self.model, self.memory_bytes)
+            found = self._table(machine)
         elif self.hardware == "here":
             from sdx.reporting.progress import Reporter
 
@@ -61,6 +61,17 @@ class Calibrate(Command):
             )
         Path(self.out).write_text(found.fit.to_toml(found.title), encoding="utf-8")
         return found.data() | {"toml": self.out}, [*found.lines(), f"written: {self.out}"]
+
+    def _table(self, machine):
+        from sdx.interop.step_times import read_step_times
+        from sdx.theory.transformers import load_architecture
+
+        if not self.model:
+            raise ValueError("--steps needs --model: the architecture that was timed")
+        architecture = load_architecture(self.model)
+        table = read_step_times(self.steps, architecture.name, Path(self.steps).stem)
+        title = f"steps of {Path(self.steps).name}, {self.model}"
+        return machine.fit_table(architecture, table, self.memory_bytes, title)
 
     def _engine(self) -> Outcome:
         """Acceptance from an engine's own counters."""
