@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from sdx.records import Number, record
-from sdx.search.space import Space, to_values
+from sdx.search.space import Space, to_unit, to_values
 
 
 @record
@@ -93,3 +93,27 @@ def ascend(parts, space: Space, profiles, cells, common, z0, *, rounds=4, inner=
         row, best = jax.vmap(lambda cell: look(z0[0], cell, 1e6))(cells)
         return jnp.zeros((cells.shape[0], 1, 0)), row[:, None], best[:, None]
     return jax.vmap(lambda cell: jax.vmap(lambda z: climb(z, cell))(z0))(cells)
+
+
+@partial(jax.jit, static_argnames=("parts", "space", "steps"))
+def polish(parts, space: Space, profiles, cells, common, x, rows, *, steps=12, rate=0.05):
+    """Climbs from x [p, n] once for each profile row of `rows` [p, r], the row kept.
+
+    Measured costs have several good lookaheads, each with its own best draft: the alternation of
+    `ascend` keeps the first one it likes. Returns (values [p, r, n], ln score [p, r]).
+    """
+    optimiser = optax.adam(1.0, b1=0.7, b2=0.9)
+
+    def climb(z, row, cell):
+        score = lambda z: _penalised(parts, space, z, profiles[row], cell, common, 1e3)  # noqa: E731
+
+        def step(i, state):
+            z, adam = state
+            updates, adam = optimiser.update(jnp.nan_to_num(-jax.grad(score)(z)), adam)
+            return jnp.clip(z + rate * 0.1 ** (i / steps) * updates, 0.0, 1.0), adam
+
+        z, _ = jax.lax.fori_loop(0, steps, step, (z, optimiser.init(z)))
+        return to_values(space, z), score(z)
+
+    each_row = jax.vmap(climb, in_axes=(None, 0, None))
+    return jax.vmap(each_row)(to_unit(space, x), rows, cells)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,12 +26,13 @@ from sdx.records import (
     static,
 )
 from sdx.search import problems
-from sdx.search.ascent import ascend, evaluations_of_ascent, log_score
+from sdx.search.ascent import ascend, evaluations_of_ascent, log_score, polish
 from sdx.search.exact import (
     branch_and_bound,
     climb_lattice,
     exhaustive,
     lattice_points,
+    score_table,
 )
 from sdx.search.problems import CELL, OBJECTIVES, Common, Kind, Knobs, design_parts
 from sdx.search.sensitivity import elasticities, scalars_to_float64
@@ -74,6 +76,7 @@ class DesignResult:
     device: Any = static(default=())
     evaluations: int = static(default=0)
     objective: str = static(default="tokens_per_second")
+    source: Any = static(default=None)  # (problem, cell, x, profile row): what `intervals` needs
 
     @property
     def recommended(self) -> Design:
@@ -133,10 +136,10 @@ def _check(workloads, devices, max_lookahead, objective, policies, hardware, kno
             )
 
 
-def _space(target, given, policy, knobs):
-    if given:
-        space = problems.draft_space(threshold=policy == "threshold", knobs=knobs)[2:]
-        return tuple(space)
+def _space(target, without_draft, policy, tokens, knobs):
+    threshold = policy == "threshold"
+    if without_draft:  # a given draft, or heads
+        return problems.draft_space(threshold=threshold, knobs=knobs)[2:]
     # A draft of half the target's layers or of its full width is no draft.
     layers = int(max(1, min(32, float(target.layers) // 2)))
     width = float(target.width)
@@ -145,7 +148,8 @@ def _space(target, given, policy, knobs):
         step,
         layers,
         max(step, min(8192.0, width)),
-        threshold=policy == "threshold",
+        tokens=tokens,
+        threshold=threshold,
         knobs=knobs,
     )
 
@@ -175,17 +179,46 @@ def solve(problem: Problem, start_count: int = 6, rounds: int = 4, inner: int = 
     for owner in np.unique(problem.owners):
         mine = np.flatnonzero(problem.owners == owner)
         order = mine[np.argsort(-score[mine].max(axis=1), kind="stable")][:top]
-        index = round_to_lattice(space, x[order, score[order].argmax(axis=1)])
-        climbed = climb_lattice(
+        begin = x[order, score[order].argmax(axis=1)]
+        index, extra = _best_rounding(problem, order, begin)
+        index, rows, scores, exact = climb_lattice(
             design_parts, space, profiles, [cells[c] for c in order], problem.common, index
         )
-        index, rows, scores, exact = climbed
         k = int(scores.argmax())
-        evaluations = exact + len(mine) * len(z0) * per_start
+        evaluations = exact + extra + len(mine) * len(z0) * per_start
         solutions.append(
             (order[k], from_lattice(space, index[k]), int(rows[k]), float(scores[k]), evaluations)
         )
     return solutions
+
+
+def _best_rounding(problem: Problem, order, x, rows=10, steps=12):
+    """Lattice indices [p, n] for cells `order` and their ascents' points x [p, n]: polished once
+    per likely profile row, rounded, the best by exact score. Also the evaluations spent."""
+    space, common = problem.space, problem.common
+    profiles, cells = jnp.asarray(problem.profiles), problem.cells[order]
+    if not space:
+        return round_to_lattice(space, x), 0
+    tables = np.stack(
+        [
+            np.asarray(score_table(design_parts, x[k][None], profiles, cell, common))[0]
+            for k, cell in enumerate(cells)
+        ]
+    )
+    likely = np.argsort(-tables, axis=1, kind="stable")[:, :rows]
+    polished, _ = polish(
+        design_parts, space, profiles, cells, common, x, jnp.asarray(likely), steps=steps
+    )
+    index = round_to_lattice(space, np.asarray(polished))
+    best = []
+    for k, cell in enumerate(cells):
+        candidates = np.concatenate([index[k], round_to_lattice(space, x[k])[None]])
+        values = jnp.asarray(from_lattice(space, candidates))
+        at_rows = jnp.asarray(problem.profiles[likely[k]])
+        table = np.asarray(score_table(design_parts, values, at_rows, cell, common))
+        best.append(candidates[table.max(axis=1).argmax()])
+    spent = tables.size + likely.size * (3 * steps + 1) + len(cells) * table.size
+    return np.stack(best), spent
 
 
 def certify(problem: Problem, owner: int, found: float):
@@ -213,13 +246,16 @@ def design(
     hardware,
     workload: Workload | Sequence[Workload],
     *,
-    family: str = "llama",
+    family: str | Sequence[str] = "llama",
     policies: Sequence[str] = ("chain",),
     devices: int = 1,
     tensor_parallel: int | None = None,
     draft=None,
     acceptance=None,
     draft_hardware=None,
+    head_law=None,
+    head_layers: Sequence[int] = (1, 2, 3),
+    specialist_positions: Sequence[int] = (0, 1, 2, 3),
     law=sdsl_plane,
     loss_law=besiroglu,
     draft_tokens=15e12,
@@ -228,6 +264,7 @@ def design(
     objective: str = "tokens_per_second",
     max_lookahead: int = 16,
     latency_limit_seconds=jnp.inf,
+    training_flops_limit=None,
     weight_dtypes: Sequence[str] = ("bfloat16",),
     knobs: Knobs | None = None,
     start_count: int = 6,
@@ -237,12 +274,15 @@ def design(
 
     target: Architecture. hardware: Hardware, or the target's StepTable. family "llama": layers and
     width of a Llama-like draft are designed, its acceptance by `law` of perplexities by `loss_law`
-    of sizes and training tokens. Or `draft` (Architecture) with its measured `acceptance` law, and
+    of sizes and training tokens. Family "heads": `head_layers` K and `specialist_positions` n of a
+    head on the target, accepted by `head_law` (a theory.heads.HeadLaw). Both may be compared. Or
+    `draft` (Architecture) with its measured `acceptance` law, and
     `draft_hardware` (its StepTable): only policy and split are designed. `policies` to compare:
     chain, tree, threshold. `devices`: tensor parallel degrees 1, 2, 4 ... up to it are tried, or
     `tensor_parallel` alone; `weight_dtypes` of the draft. `objective`: tokens_per_second, latency
     (tokens per second of one user), tokens_per_joule, tokens_per_dollar.
-    `latency_limit_seconds` per token of one user. `knobs`: compute and bandwidth of the device are
+    `latency_limit_seconds` per token of one user. `training_flops_limit`, 6 N D: the draft's
+    tokens are designed too, under it. `knobs`: compute and bandwidth of the device are
     designed too, under its budget. Raises ValueError for bad or infeasible input.
     """
     single = isinstance(workload, Workload)
@@ -250,46 +290,76 @@ def design(
     _check(workloads, devices, max_lookahead, objective, policies, hardware, knobs)
     if (draft is None) != (acceptance is None):
         raise ValueError("a given draft and its measured acceptance law come together")
-    if family != "llama" and draft is None:
-        raise ValueError(f"unknown draft family {family!r}; known: llama, or give a draft")
-    owners, cells = [], []
-    for k, w in enumerate(workloads):
-        for degree in _degrees(target, hardware, w, devices, tensor_parallel):
-            owners.append(k)
-            cells.append([float(w.batch), float(w.context), float(degree)])
-    owners, cells = np.array(owners), jnp.asarray(cells)
+    families = (family,) if isinstance(family, str) else tuple(family)
+    _check_families(families, draft, head_law, policies)
+    common = Common(
+        kind=Kind(objective=objective),
+        target=target,
+        hardware=hardware,
+        law=law,
+        loss_law=loss_law,
+        draft_tokens=draft_tokens,
+        target_tokens=target_tokens,
+        new_tokens=workloads[0].new_tokens,
+        round_overhead_seconds=round_overhead_seconds,
+        draft=draft,
+        acceptance=acceptance,
+        draft_hardware=draft_hardware,
+        head_law=head_law,
+        training_flops_limit=jnp.inf if training_flops_limit is None else training_flops_limit,
+        latency_limit_seconds=latency_limit_seconds,
+        knobs=Knobs() if knobs is None else knobs,
+    )
+    degrees = [_degrees(target, hardware, w, devices, tensor_parallel) for w in workloads]
+    heads = list(itertools.product(head_layers, specialist_positions))
     best: dict = {}
-    for policy in policies:
-        space = _space(target, draft is not None, policy, knobs is not None)
+    for name, policy in itertools.product(families, policies):
+        plain = draft is not None or name == "llama"
+        owners, cells = _cells(workloads, degrees, [(1, 0)] if plain else heads)
+        tokens = training_flops_limit is not None
+        space = _space(target, draft is not None or not plain, policy, tokens, knobs is not None)
         for dtype in weight_dtypes if draft is None else (draft.weight_dtype,):
-            kind = Kind(
+            kind = dataclasses.replace(
+                common.kind,
                 variables=tuple(v.name for v in space),
                 policy=policy,
-                objective=objective,
+                family="independent" if plain else "heads",
                 weight_dtype=dtype,
             )
-            common = Common(
-                kind=kind,
-                target=target,
-                hardware=hardware,
-                law=law,
-                loss_law=loss_law,
-                draft_tokens=draft_tokens,
-                target_tokens=target_tokens,
-                new_tokens=workloads[0].new_tokens,
-                round_overhead_seconds=round_overhead_seconds,
-                draft=draft,
-                acceptance=acceptance,
-                draft_hardware=draft_hardware,
-                latency_limit_seconds=latency_limit_seconds,
-                knobs=Knobs() if knobs is None else knobs,
+            problem = Problem(
+                space,
+                _profiles(policy, max_lookahead),
+                cells,
+                owners,
+                scalars_to_float64(dataclasses.replace(common, kind=kind)),
             )
-            profiles = _profiles(policy, max_lookahead)
-            problem = Problem(space, profiles, cells, owners, scalars_to_float64(common))
             for k, solution in enumerate(solve(problem, start_count)):
                 best.setdefault(k, []).append((problem, solution))
     results = [_result(k, w, best[k], certificate) for k, w in enumerate(workloads)]
     return results[0] if single else results
+
+
+def _check_families(families, draft, head_law, policies):
+    if draft is None and set(families) - {"llama", "heads"}:
+        raise ValueError(
+            f"unknown draft family {', '.join(families)!r}; known: llama, heads, or give a draft"
+        )
+    if "heads" in families and head_law is None:
+        raise ValueError("family heads needs head_law, a theory.heads.HeadLaw of measured heads")
+    if "heads" in families and "threshold" in policies:
+        raise ValueError("a head's confidences have no law here: leave the threshold policy out")
+
+
+def _cells(workloads, degrees, heads):
+    """(owner of each cell, cells [p, 5]): workload x tensor parallel degree x (K, n)."""
+    rows = [
+        (k, float(w.batch), float(w.context), float(degree), float(layers), float(n))
+        for k, w in enumerate(workloads)
+        for degree in degrees[k]
+        for layers, n in heads
+    ]
+    table = np.array(rows)
+    return table[:, 0].astype(int), jnp.asarray(table[:, 1:])
 
 
 def _result(owner, workload, candidates, certificate) -> DesignResult:
@@ -333,9 +403,13 @@ def _policy(kind, values, profile):
 def _predict(x, profile, cell, common):
     """Prediction, alpha and N of a design, for any policy."""
     values = problems.values_of(x, common)
-    draft = problems.draft_of(values, common)
+    draft = problems.draft_of(values, cell, common)
     workload = problems.workload_of(cell, common)
-    alpha = jnp.nan if common.acceptance is not None else problems.alpha_of(draft, common)
+    acceptance = common.acceptance
+    if common.kind.family == "heads":
+        acceptance = problems._head_acceptance(profile[0], cell, common)
+    elif acceptance is None:
+        acceptance = Geometric(alpha=problems.alpha_of(draft, values, common))
     spec = DrafterSpec(weight_dtype=common.kind.weight_dtype)
     alone = Design(drafter=spec, policy=Autoregressive(), tensor_parallel=cell[2])
     baseline = objective(
@@ -362,7 +436,7 @@ def _predict(x, profile, cell, common):
         joules_per_token=baseline.joules_per_token / speedup,
         dollars_per_million_tokens=baseline.dollars_per_million_tokens / speedup,
     )
-    return prediction, draft, alpha, parameters(draft)
+    return prediction, draft, acceptance, parameters(draft)
 
 
 def _describe(workload, problem, solution, gap, ascent_gap, evaluations) -> DesignResult:
@@ -371,17 +445,10 @@ def _describe(workload, problem, solution, gap, ascent_gap, evaluations) -> Desi
     common, cell = problem.common, problem.cells[cell_index]
     profile = jnp.asarray(problem.profiles[row])
     values = {v.name: float(x[k]) for k, v in enumerate(problem.space)}
-    prediction, draft, alpha, N = _predict(jnp.asarray(x), profile, cell, common)
+    prediction, draft, acceptance, N = _predict(jnp.asarray(x), profile, cell, common)
     wins = float(prediction.speedup) > 1.0 + 1e-12
     prediction = dataclasses.replace(prediction, verdict=SPECULATE if wins else DO_NOT)
-    given = common.draft is not None
-    spec = DrafterSpec(
-        layers=float(draft.layers) if given else int(values["layers"]),
-        width=float(draft.width) if given else int(values["width"]),
-        training_tokens=float(common.draft_tokens),
-        weight_dtype=common.kind.weight_dtype,
-        name=common.draft.name if given else "",
-    )
+    spec = _spec(values, cell, draft, common)
     chosen = Design(
         drafter=spec,
         policy=_policy(common.kind, values, problem.profiles[row]),
@@ -391,7 +458,7 @@ def _describe(workload, problem, solution, gap, ascent_gap, evaluations) -> Desi
         design=chosen,
         prediction=prediction,
         workload=workload,
-        acceptance=common.acceptance if given else Geometric(alpha=alpha),
+        acceptance=acceptance,
         draft=draft,
         draft_parameters=N,
         score=np.exp(score),
@@ -402,6 +469,26 @@ def _describe(workload, problem, solution, gap, ascent_gap, evaluations) -> Desi
         device={k: values[k] for k in ("compute", "bandwidth") if k in values},
         evaluations=evaluations,
         objective=common.kind.objective,
+        source=(problem, int(cell_index), np.asarray(x), int(row)),
+    )
+
+
+def _spec(values, cell, draft, common) -> DrafterSpec:
+    """The drafter in integers."""
+    layers, width, n, family = float(draft.layers), float(draft.width), 0, "independent"
+    if common.kind.family == "heads":
+        layers, n = int(cell[3]), int(cell[4])
+        family = "poss" if n else "eagle"
+    elif common.draft is None:
+        layers, width = int(values["layers"]), int(values["width"])
+    return DrafterSpec(
+        layers=layers,
+        width=width,
+        specialist_positions=n,
+        training_tokens=float(problems.draft_tokens_of(values, common)),
+        family=family,
+        weight_dtype=common.kind.weight_dtype,
+        name=draft.name if common.draft is not None else "",
     )
 
 
@@ -427,8 +514,9 @@ def _elasticities(x, profile, cell, common, space) -> dict[str, float]:
     (The target and the fitted laws are given; their errors become intervals instead.)"""
     rows = {"chain": ("lookahead",), "tree": ("budget", "depth"), "threshold": ()}
     names = rows[common.kind.policy]
-    chosen = {v.name: x[k] for k, v in enumerate(space)} | {"tensor_parallel": cell[2]}
+    chosen = {v.name: x[k] for k, v in enumerate(space)}
     chosen |= {name: profile[k] for k, name in enumerate(names)}
+    chosen |= {name: cell[k] for k, name in enumerate(CELL) if k > 1}
     arguments = {
         "design": chosen,
         "workload": {"batch": cell[0], "context": cell[1]},
@@ -437,6 +525,8 @@ def _elasticities(x, profile, cell, common, space) -> dict[str, float]:
     }
     if common.acceptance is not None:  # a measured law stands for alpha and data
         arguments["acceptance"] = common.acceptance
+    if common.kind.family == "independent":  # no K and n to move
+        del chosen["head_layers"], chosen["specialist_positions"]
     arguments = scalars_to_float64(arguments)
     return elasticities(_score_gradient(names), arguments, common, profile)
 
@@ -455,8 +545,8 @@ def _score_gradient(names):
         variables = common.kind.variables
         x = jnp.stack([d[n] for n in variables]) if variables else jnp.zeros(0)
         profile = jnp.stack([d[n] for n in names]) if names else profile
-        by_name = w | d
-        cell = jnp.stack([by_name[n] for n in CELL])
+        by_name = {"head_layers": 1.0, "specialist_positions": 0.0} | w | d
+        cell = jnp.stack([jnp.asarray(by_name[n], float) for n in CELL])
         common = dataclasses.replace(common, **changed)
         return log_score(design_parts(x, profile, cell, common))
 

@@ -14,9 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdx.search.ascent import exact_score
-from sdx.search.space import Space, from_lattice, lattice, lattice_size, neighbourhood
+from sdx.search.space import (
+    Space,
+    from_lattice,
+    lattice,
+    lattice_size,
+    neighbourhood,
+    ratio_moves,
+)
 
-_CHUNK, _SMALL_CHUNK = 8192, 256
+_CHUNK, _SMALL_CHUNK = 40_960, 256
 
 
 @partial(jax.jit, static_argnames=("parts",))
@@ -29,8 +36,10 @@ def score_table(parts, xs, profiles, cell, common):
 
 
 def _score_chunks(parts, xs, profiles, cell, common):
-    """`score_table` in chunks of one of two shapes, so that it compiles at most twice."""
-    size = _CHUNK if len(xs) > 4 * _SMALL_CHUNK else _SMALL_CHUNK
+    """`score_table` in chunks of one of two shapes, so that it compiles at most twice; the large
+    one keeps a chunk's intermediates in cache."""
+    large = max(_SMALL_CHUNK, _CHUNK // len(profiles))
+    size = large if len(xs) > 4 * _SMALL_CHUNK else _SMALL_CHUNK
     tables = []
     for begin in range(0, len(xs), size):
         chunk = _pad(xs[begin : begin + size], size)
@@ -73,7 +82,8 @@ def _climb_one(parts, space, profiles, cell, common, index, radius, moves, rows)
         table = look([index], every)
         evaluations += table.size
         likely = np.sort(np.argsort(-table[0], kind="stable")[:rows])
-        new = [i for i in neighbourhood(space, index, radius) if tuple(i) not in seen]
+        near = np.concatenate([neighbourhood(space, index, radius), ratio_moves(space, index)])
+        new = [np.array(i) for i in {tuple(i) for i in near} if i not in seen]
         if new:
             evaluations += look(new, likely).size
         best = max(seen, key=lambda i: seen[i][0])

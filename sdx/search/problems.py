@@ -4,9 +4,11 @@ A problem's structure (`Kind`: which variables, which policy, which dtype) is st
 once; its numbers are a cell (batch, context, devices, head layers and specialists) and what all
 cells share (`Common`). All workloads and all numeric categories climb together.
 
-    x        layers, width, ffn_ratio, threshold, compute, bandwidth     real, designed by gradient
-    profile  (lookahead,)  or  (budget, depth)                           integers, looked at exactly
-    cell     batch, context, tensor_parallel                             enumerated
+    x        layers, width, ffn_ratio, log10_draft_tokens, threshold,
+             compute, bandwidth                                real, designed by gradient
+    profile  (lookahead,)  or  (budget, depth)                 integers, looked at exactly
+    cell     batch, context, tensor_parallel, and for heads
+             head_layers (K), specialist_positions (n)         enumerated
 """
 
 from __future__ import annotations
@@ -20,27 +22,34 @@ import numpy as np
 from sdx.records import DrafterSpec, Number, Workload, record, static
 from sdx.search.ascent import Parts
 from sdx.search.space import Space, Variable
-from sdx.theory.acceptance import Geometric
+from sdx.theory.acceptance import Geometric, PerPosition
 from sdx.theory.hardware import Hardware, memory_required_bytes, step_seconds
 from sdx.theory.scaling import LossLaw
 from sdx.theory.thresholds import BetaConfidence, threshold_chain
-from sdx.theory.throughput import draft_pass_seconds, draft_seconds, verify_seconds
+from sdx.theory.throughput import (
+    draft_architecture,
+    draft_pass_seconds,
+    draft_seconds,
+    verify_seconds,
+)
 from sdx.theory.transformers import Architecture, llama_like, parameters
 from sdx.theory.trees.geometric import GeometricRanks
 
 # Width to layers of the Llama, Qwen, OPT and SmolLM models of hw_models/presets: 19 to 128. The
 # loss law knows only N; outside this window a draft of N parameters is not what it was fitted on.
 ASPECT_RATIO = (16.0, 160.0)
-CELL = ("batch", "context", "tensor_parallel")
+CELL = ("batch", "context", "tensor_parallel", "head_layers", "specialist_positions")
 OBJECTIVES = ("tokens_per_second", "latency", "tokens_per_joule", "tokens_per_dollar")
 
 
 @record
 class Kind:
-    """The static structure of a problem. `variables` in the order of x."""
+    """The static structure of a problem. `variables` in the order of x. `family`: "independent"
+    drafts by scaling law, or "heads" on the target by a `HeadLaw`."""
 
     variables: tuple[str, ...] = static(default=("layers", "width"))
     policy: Literal["chain", "tree", "threshold"] = static(default="chain")
+    family: Literal["independent", "heads"] = static(default="independent")
     objective: str = static(default="tokens_per_second")
     weight_dtype: str = static(default="bfloat16")
 
@@ -77,6 +86,8 @@ class Common:
     draft: Any = None
     acceptance: Any = None
     draft_hardware: Any = None
+    head_law: Any = None
+    training_flops_limit: Number = jnp.inf
     latency_limit_seconds: Number = jnp.inf
     rank_ratio: Number = 0.3
     confidence_concentration: Number = 3.0
@@ -96,7 +107,13 @@ def values_of(x, common) -> dict:
 
 
 def draft_space(
-    width_step=256.0, max_layers=32, max_width=8192.0, ffn_steps=0, threshold=False, knobs=False
+    width_step=256.0,
+    max_layers=32,
+    max_width=8192.0,
+    ffn_steps=0,
+    tokens=False,
+    threshold=False,
+    knobs=False,
 ) -> Space:
     """Variables of an independent draft and, where asked for, of threshold and device.
 
@@ -111,6 +128,18 @@ def draft_space(
     if ffn_steps:
         space.append(
             Variable(name="ffn_ratio", low=2.0, high=2.0 + 0.5 * (ffn_steps - 1), step=0.5, **grow)
+        )
+    if tokens:  # data costs training, not decoding
+        space.append(
+            Variable(
+                name="log10_draft_tokens",
+                low=10.0,
+                high=14.0,
+                step=0.1,
+                scale="linear",
+                gain=1,
+                seconds=0,
+            )
         )
     if threshold:
         space.append(
@@ -174,7 +203,8 @@ def _device(common, values):
 
 
 def _memory_slack(cell, common, draft):
-    """Share of the device's memory left; drafts are held whole on one device."""
+    """Share of the device's memory left; drafts are held whole on one device (a head with the
+    target's embedding, which is an upper bound)."""
     h = common.hardware
     if not isinstance(h, Hardware):
         return jnp.asarray(1.0)
@@ -184,10 +214,13 @@ def _memory_slack(cell, common, draft):
     return 1.0 - needed / h.memory_capacity_bytes
 
 
-def draft_of(values, common) -> Architecture:
+def draft_of(values, cell, common) -> Architecture:
     """The network that the variables describe, or the given one."""
     if common.draft is not None:
         return common.draft
+    if common.kind.family == "heads":
+        spec = DrafterSpec(family="eagle", layers=cell[3])
+        return draft_architecture(spec, common.target)
     return llama_like(
         values["layers"],
         values["width"],
@@ -197,11 +230,17 @@ def draft_of(values, common) -> Architecture:
     )
 
 
-def alpha_of(draft, common):
+def draft_tokens_of(values, common):
+    if "log10_draft_tokens" in values:
+        return 10.0 ** values["log10_draft_tokens"]
+    return common.draft_tokens
+
+
+def alpha_of(draft, values, common):
     """alpha by the scaling law."""
     loss, M = common.loss_law, parameters(common.target)
     return common.alpha_factor * common.law.alpha(
-        loss.perplexity(parameters(draft), common.draft_tokens),
+        loss.perplexity(parameters(draft), draft_tokens_of(values, common)),
         loss.perplexity(M, common.target_tokens),
     )
 
@@ -209,14 +248,16 @@ def alpha_of(draft, common):
 def design_parts(x, profile, cell, common) -> Parts:
     """Gain, seconds, price and slacks of one design in one cell."""
     values, workload = values_of(x, common), workload_of(cell, common)
-    draft, device = draft_of(values, common), _device(common, values)
+    draft, device = draft_of(values, cell, common), _device(common, values)
     slack = [_memory_slack(cell, common, draft)]
-    if common.draft is None:
+    if common.draft is None and common.kind.family == "independent":
         aspect = jnp.log(values["width"] / values["layers"])
         low, high = np.log(ASPECT_RATIO)
         # The loss law also wants the draft well below the target.
         size = jnp.log(0.5 * parameters(common.target) / parameters(draft))
         slack += [aspect - low, high - aspect, size]
+        flops = 6.0 * parameters(draft) * draft_tokens_of(values, common)
+        slack.append(1.0 - flops / common.training_flops_limit)
     if "compute" in values:
         slack.append(1.0 - _budget_used(common.knobs, values) / common.knobs.budget)
     drafted, verified, tokens = _ROUNDS[common.kind.policy](
@@ -237,7 +278,7 @@ def round_seconds(x, profile, cell, common):
     values = values_of(x, common)
     return _ROUNDS[common.kind.policy](
         profile,
-        draft_of(values, common),
+        draft_of(values, cell, common),
         _device(common, values),
         workload_of(cell, common),
         cell,
@@ -258,8 +299,22 @@ def _chain_round(profile, draft, device, workload, cell, common, values):
     drafted = draft_seconds(spec, draft, common.target, hardware, workload, gamma, tp)
     verified = verify_seconds(common.target, device, workload, gamma + 1.0, tp)
     law = common.acceptance
-    law = Geometric(alpha=alpha_of(draft, common)) if law is None else law
+    if common.kind.family == "heads":
+        law = _head_acceptance(gamma, cell, common)
+    elif law is None:
+        law = Geometric(alpha=alpha_of(draft, values, common))
     return drafted, verified, law.expected_tokens(gamma)
+
+
+_POSITIONS = 16
+
+
+def _head_acceptance(nodes, cell, common) -> PerPosition:
+    """Chain: the hazards of a head of K layers with n positions per specialist."""
+    rates = common.head_law.hazards(
+        _POSITIONS, layers=cell[3], specialist_positions=cell[4], nodes=nodes
+    )
+    return PerPosition(rates=common.alpha_factor * rates)
 
 
 def _tree_round(profile, draft, device, workload, cell, common, values):
@@ -270,9 +325,12 @@ def _tree_round(profile, draft, device, workload, cell, common, values):
     verified = verify_seconds(
         common.target, device, workload, budget + 1.0, tp, ancestors=(depth - 1.0) / 2.0
     )
+    if common.kind.family == "heads":  # the law's hazards are those of whole levels of a tree
+        law = _head_acceptance(budget, cell, common)
+        return drafted, verified, law.expected_tokens(depth)
     law = common.acceptance
     if law is None:
-        law = GeometricRanks(alpha=alpha_of(draft, common), rank_ratio=common.rank_ratio)
+        law = GeometricRanks(alpha=alpha_of(draft, values, common), rank_ratio=common.rank_ratio)
     return drafted, verified, law.expected_tokens(budget, depth)
 
 
@@ -281,7 +339,7 @@ def _threshold_round(profile, draft, device, workload, cell, common, values):
     tp, kappa = cell[2], common.confidence_concentration
     law = common.acceptance
     if law is None:
-        alpha = alpha_of(draft, common)
+        alpha = alpha_of(draft, values, common)
         law = BetaConfidence(a=kappa * alpha, b=kappa * (1.0 - alpha))
     outcome = threshold_chain(law, values["threshold"], steps=64)
     hardware, spec = _drafter(common, device)

@@ -6,6 +6,7 @@ Only this file rounds, and every rounded point is re-evaluated exactly by its ca
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import jax.numpy as jnp
@@ -61,6 +62,19 @@ def to_values(space: Space, z):
     return jnp.stack(values, axis=-1) if values else jnp.zeros((*z.shape[:-1], 0))
 
 
+def to_unit(space: Space, values):
+    """Values [..., n] -> unit cube; the inverse of `to_values`."""
+    z = []
+    for k, v in enumerate(space):
+        if v.high == v.low:
+            z.append(jnp.zeros_like(values[..., k]))
+        elif v.scale == "log":
+            z.append(jnp.log(values[..., k] / v.low) / np.log(v.high / v.low))
+        else:
+            z.append((values[..., k] - v.low) / (v.high - v.low))
+    return jnp.stack(z, axis=-1) if z else values
+
+
 def starts(space: Space, count: int) -> np.ndarray:
     """[count, n] well spread points of the unit cube: the centre, then a rank-1 lattice (Kronecker
     sequence of the generalised golden ratio), deterministic."""
@@ -98,6 +112,27 @@ def neighbourhood(space: Space, index: np.ndarray, radius: int) -> np.ndarray:
     if not axes:
         return np.zeros((1, 0), int)
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+
+
+def ratio_moves(space: Space, index: np.ndarray, reach: int = 4) -> np.ndarray:
+    """Lattice indices that move one logarithmic variable by up to `reach` steps and another in
+    proportion, rounded both ways [m, n]: along constraints on their ratio (width to layers) the
+    plain neighbourhood is a dead end."""
+    logs = [k for k, v in enumerate(space) if v.scale == "log" and v.count > 1]
+    values = from_lattice(space, index)
+    moves = []
+    for i, j in itertools.permutations(logs, 2):
+        for step in range(-reach, reach + 1):
+            new = index.copy()
+            new[i] += step
+            if step == 0 or not 0 <= new[i] < space[i].count:
+                continue
+            scaled = values[j] * (space[i].low + space[i].step * new[i]) / values[i]
+            place = (scaled - space[j].low) / space[j].step
+            for rounded in (np.floor(place), np.ceil(place)):
+                if 0 <= rounded < space[j].count:
+                    moves.append([*new[:j], int(rounded), *new[j + 1 :]])
+    return np.array(moves, int).reshape(len(moves), len(space))
 
 
 def lattice_size(space: Space) -> int:

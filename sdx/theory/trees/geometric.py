@@ -48,9 +48,10 @@ class GeometricRanks:
             np.arange(1, self.max_depth + 1), np.arange(self.max_rank_sum + 1), indexing="ij"
         )
         many = np.vectorize(lambda d, s: float(comb(s + d - 1, d - 1)))(d, s).ravel()
-        logs = d.ravel() * safe_log(self.alpha) + s.ravel() * safe_log(self.ratio())
-        scores = jnp.where(d.ravel() <= depth + 0.5, jnp.exp(logs), 0.0)
+        d, s = d.ravel(), s.ravel()
+        scores = jnp.exp(d * safe_log(self.alpha) + s * safe_log(self.ratio()))
+        # Sorted before the depth limit empties classes: one sort serves every budget and depth.
         order = jnp.argsort(-scores)
-        scores, many = scores[order], jnp.asarray(many)[order]
-        before = jnp.cumsum(many) - many
-        return 1.0 + jnp.sum(scores * jnp.clip(budget - before, 0.0, many))
+        scores, room = scores[order], jnp.where(d <= depth + 0.5, many, 0.0)[order]
+        before = jnp.cumsum(room) - room
+        return 1.0 + jnp.sum(scores * jnp.clip(budget - before, 0.0, room))
