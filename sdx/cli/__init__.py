@@ -44,12 +44,9 @@ def parse(argv: list[str] | None) -> Command:
         if not exit.code:
             raise  # --help
         # A frame of box characters, or of ASCII where the stream cannot show them, below a title.
-        lines = [line.strip(" │╭╮╰╯─-+|") for line in complaint.getvalue().strip().splitlines()]
-        said = [line for line in lines[1:] if line] or ["cannot read the arguments"]
-        if "--" in said[0] or not said[0].endswith(":"):
-            first = said[0]
-        else:
-            first = " ".join(said[:2])
+        lines = [line.strip(" │╭╮╰╯|") for line in complaint.getvalue().strip().splitlines()]
+        said = [line for line in lines[1:] if line.strip("─-+")] or ["cannot read the arguments"]
+        first = " ".join(said[:2]) if said[0].endswith(":") else said[0]
         raise ValueError(f"{first} (sdx --help lists the options)") from None
 
 

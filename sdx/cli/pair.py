@@ -246,6 +246,8 @@ class Generate(Command):
         from sdx.records import Autoregressive, Chain, DynamicTree, ThresholdChain
 
         name = self.policy
+        if self.lookahead < 1:
+            raise ValueError(f"lookahead {self.lookahead} must be at least 1")
         if name == "auto":
             name = "chain" if self.draft else "autoregressive"
         if name == "autoregressive":

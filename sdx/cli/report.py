@@ -39,7 +39,8 @@ def engine_config(data: Any, source: str, engine: str, target: str, draft: str, 
     schedule = ()
     if len(cells) > 1 and chains and any(wins.values()):
         best = {int(c["batch"]): wins[int(c["batch"])] * int(c["lookahead"]) for c in cells}
-        schedule = ranges_from_batches(best)
+        ranges = ranges_from_batches(best)
+        schedule = ranges if len(ranges) > 1 else ()  # one lookahead needs no schedule
     return export(design, engine, target=target, draft=draft, schedule=schedule)
 
 
