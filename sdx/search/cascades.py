@@ -89,7 +89,7 @@ def optimal_lengths(
         new = [k for k in map(tuple, batch) if k not in seen]
         if new:
             # Padded to one shape per size class, so that few programs are compiled.
-            size = 1 << (len(new) - 1).bit_length()
+            size = max(32, 1 << (len(new) - 1).bit_length())
             padded = np.array(new + [new[0]] * (size - len(new)))
             values = np.asarray(_speedups(alphas, costs, jnp.asarray(padded), max_length))
             seen.update(zip(new, values[: len(new)].tolist(), strict=True))

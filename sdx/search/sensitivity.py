@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from sdx.records import Interval, Number, record
+from sdx.search.ascent import log_score
+from sdx.search.problems import design_parts, draft_of, values_of
+from sdx.theory.numerics import float64
+from sdx.theory.scaling import student_t
+from sdx.theory.transformers import parameters
 
 
 def _label(path) -> str:
@@ -36,3 +45,74 @@ def elasticities(gradient, arguments, *rest) -> dict[str, float]:
 def scalars_to_float64(tree):
     """Numbers of a pytree as float64 scalars, so that every one of them can be differentiated."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
+
+
+@record
+class DesignIntervals:
+    """95 % intervals from the covariance of the fitted acceptance law (delta method).
+
+    `score`: what the design yields, tokens per second or the chosen objective. `draft_parameters`:
+    the optimal draft size at the design's width-to-layers ratio and policy; (0, inf) where a
+    constraint and not the law decides it.
+    """
+
+    score: Interval
+    draft_parameters: Interval
+
+
+def _scaled(x, log_scale, names):
+    """Layers and width scaled together: the draft's size along its shape."""
+    grow = jnp.array([1.0 if n in ("layers", "width") else 0.0 for n in names])
+    return x * jnp.exp(grow * log_scale)
+
+
+@jax.jit
+def _law_derivatives(x, profile, cell, common):
+    """ln score, its gradient in the law's coefficients, and d t*/d coefficients and d ln N/d t for
+    the log scale t* of the draft that maximises it (implicit function theorem)."""
+    names = common.kind.variables
+
+    def score(t, coefficients):
+        law = dataclasses.replace(common.law, coefficients=coefficients)
+        changed = dataclasses.replace(common, law=law)
+        return log_score(design_parts(_scaled(x, t, names), profile, cell, changed))
+
+    def log_size(t):
+        return jnp.log(parameters(draft_of(values_of(_scaled(x, t, names), common), cell, common)))
+
+    zero, coefficients = jnp.zeros(()), jnp.asarray(common.law.coefficients, float)
+    value, slope = jax.value_and_grad(score, argnums=1)(zero, coefficients)
+    curvature = jax.grad(jax.grad(score))(zero, coefficients)
+    mixed = jax.jacrev(jax.grad(score), argnums=1)(zero, coefficients)
+    return value, slope, -mixed / curvature, curvature, jax.grad(log_size)(zero)
+
+
+@float64
+def intervals(result) -> DesignIntervals:
+    """Intervals of a `DesignResult` of a draft by scaling law, carried on the logarithms.
+
+    Raises ValueError for designs whose acceptance was given and not fitted here.
+    """
+    problem, cell, x, row = result.source
+    common = problem.common
+    if common.acceptance is not None or common.kind.family != "independent":
+        raise ValueError("this design's acceptance was measured: its law carries its own interval")
+    value, slope, shift, curvature, growth = _law_derivatives(
+        jnp.asarray(x), jnp.asarray(problem.profiles[row]), problem.cells[cell], common
+    )
+    covariance = np.asarray(common.law.covariance)
+    t = student_t(common.law.freedom)
+
+    def interval(centre, gradient):
+        deviation = np.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
+        return Interval(
+            value=centre, low=centre * np.exp(-t * deviation), high=centre * np.exp(t * deviation)
+        )
+
+    size: Number = float(result.draft_parameters)
+    around = Interval(value=size, low=0.0, high=np.inf)
+    if float(curvature) < 0:
+        around = interval(size, float(growth) * np.asarray(shift))
+    return DesignIntervals(
+        score=interval(float(np.exp(value)), np.asarray(slope)), draft_parameters=around
+    )
