@@ -1,0 +1,55 @@
+"""The guides: commands are understood, quick ones print what the guide prints, Python runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sdx.cli import main, parse
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+GUIDES = ("should-i-speculate", "calibrate-from-vllm", "plan-a-draft", "hardware-model")
+
+
+def blocks(language):
+    for guide in GUIDES:
+        text = (DOCS / f"{guide}.md").read_text(encoding="utf-8")
+        for block in re.findall(rf"```{language}\n(.*?)```", text, re.S):
+            yield guide, block
+
+
+COMMANDS = [
+    (guide, line.removeprefix("$ "))
+    for language in ("console", "sh")
+    for guide, block in blocks(language)
+    for line in block.splitlines()
+    if line.startswith(("$ sdx ", "sdx "))
+]
+
+
+@pytest.mark.parametrize(("guide", "line"), COMMANDS)
+def test_every_command_is_understood(guide, line):
+    parse(shlex.split(line)[1:])
+
+
+def test_no_guide_is_without_commands():
+    assert {guide for guide, _ in COMMANDS} == set(GUIDES)
+
+
+QUICK = [block for _, block in blocks("console") if "--metrics" in block or "--requests" in block]
+
+
+@pytest.mark.parametrize("block", QUICK, ids=lambda b: b.split()[3])
+def test_printed_output_is_the_commands(block, tmp_path, monkeypatch, capsys):
+    command, *printed = block.strip().splitlines()
+    (tmp_path / "docs").symlink_to(DOCS)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[2:]) == 0
+    assert capsys.readouterr().out.strip().splitlines() == printed
+
+
+def test_python_of_the_guides_runs(capsys):
+    (code,) = [block for _, block in blocks("python")]
+    exec(compile(code, "hardware-model.md", "exec"), {})
+    assert float(capsys.readouterr().out) > 0
