@@ -57,8 +57,8 @@ def table(comparisons: list[Comparison]) -> list[str]:
     return lines
 
 
-def fidelity(comparisons: list[Comparison]) -> str:
-    """The page."""
+def fidelity(comparisons: list[Comparison], missing: list[str] = ()) -> str:
+    """The page; `missing`: scripts that could not run, with the reason."""
     all_of = totals(comparisons)
     count = sum(all_of.values())
     words = ", ".join(f"{n} {s}" for s, n in all_of.items())
@@ -82,6 +82,8 @@ def fidelity(comparisons: list[Comparison]) -> str:
                 for c, cell in off
             ]
         lines.append("")
+    if missing:
+        lines += ["## Not drawn", "", *(f"- {m}" for m in missing)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -95,14 +97,20 @@ def main(chosen: list[str]) -> int:
     if unknown:
         print(f"unknown script {unknown[0]!r}; known: {', '.join(names)}", file=sys.stderr)
         return 2
-    comparisons, start = [], time.monotonic()
+    comparisons, missing, start = [], [], time.monotonic()
     for i, name in enumerate(chosen or names, 1):
         print(f"\n[{i}/{len(chosen or names)}] {name}", flush=True)
         module = importlib.import_module(f"paper_figs.{name}")
-        if hasattr(module, "run"):
+        if not hasattr(module, "run"):
+            continue
+        try:
             comparisons += module.run()
+        except FileNotFoundError as error:  # a study of experiments/ that was not run
+            print(f"  not drawn: {error}")
+            missing.append(f"{name} ({error})")
     if not chosen:
-        (ROOT / "docs" / "fidelity.md").write_text(fidelity(comparisons), encoding="utf-8")
+        page = fidelity(comparisons, missing)
+        (ROOT / "docs" / "fidelity.md").write_text(page, encoding="utf-8")
     words = ", ".join(f"{n} {s}" for s, n in totals(comparisons).items())
     print(f"\n{words}; figures and CSV in {OUT}; {time.monotonic() - start:.0f} s")
     return 0

@@ -1,0 +1,61 @@
+"""Multi-level, figure: how acceptance varies, and acceptance against the draft's confidence.
+
+    python -m paper_figs.multilevel_figure_acceptance
+
+The slides show Llama 3.2 1B -> 3B; ours is the small trained pair on held-out text, from
+experiments/results/acceptance_confidence.json (python -m experiments.acceptance_confidence).
+Expected: no single acceptance rate but a wide distribution; acceptance rises with confidence.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from paper_figs.comparison import Comparison, finish
+from paper_figs.style import panels, save, series
+
+RESULT = Path(__file__).parent.parent / "experiments" / "results" / "acceptance_confidence.json"
+LEAST = 20  # positions in a bin of confidence that is drawn
+
+
+def run() -> list[Comparison]:
+    if not RESULT.is_file():
+        raise FileNotFoundError("run python -m experiments.acceptance_confidence first")
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    edges = np.linspace(0, 1, result["bins"] + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    table = Comparison(
+        "multilevel_figure_acceptance",
+        "Multi-level figure: acceptance distribution and confidence (our small pair)",
+        "drawn",
+    )
+    figure, axes = panels(1, 2, width=8.4, height=3.2)
+    for i, (name, s) in enumerate(result["drafts"].items()):
+        label = name.replace("_", " ")
+        share = np.array(s["rate_histogram"]) / s["positions"]
+        axes[0].stairs(share, edges, label=label, **_line(i))
+        enough = np.array(s["confidence_counts"]) >= LEAST
+        rate = np.array(s["agreement_by_confidence"], float)
+        axes[1].plot(middle[enough], rate[enough], label=label, **series(i))
+        table.remarks.append(
+            f"{label}: mean rate {s['mean_rate']:.3f}, standard deviation between contexts "
+            f"{s['rate_standard_deviation']:.3f}."
+        )
+    axes[1].plot([0, 1], [0, 1], color="#888888", linewidth=1)
+    axes[0].set(xlabel="acceptance rate of one token", ylabel="share of positions")
+    axes[1].set(xlabel="confidence of the draft", ylabel="accepted (greedy)", ylim=(0, 1))
+    axes[0].legend()
+    save(figure, "multilevel_figure_acceptance")
+    return finish(table)
+
+
+def _line(i: int) -> dict:
+    style = series(i, marker=False)
+    return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.5}
+
+
+if __name__ == "__main__":
+    run()
