@@ -4,7 +4,7 @@
 
 logit alpha_k = base(target) + lambda ln K + mu adversary - drift ln k, fitted per family on the
 heads of at most two layers; the 3-layer heads (Medusa-33B KOALA is one) are held out. The rates
-were measured on chains, the lengths on trees: one shift of all logits per family, fitted on the plain
+were measured on chains, the lengths on trees: one shift of all logits per family, fitted on plain
 1-layer heads, carries the other heads' rates to their lengths. Expected: rates within 0.03 but one,
 lengths within 8 % (drawn; `koala_table_1` holds the cells).
 """

@@ -159,14 +159,18 @@ def soft_cascade(alphas, costs, lengths, temperature, max_length: int) -> Cascad
 # ---------------------------------------------------------------------------- thresholds
 
 
-def _nodes(law, edges, power):
-    """f s^power on the grid points of y: half of each cell's mass goes to either end."""
-    masses, offsets = law.cells(edges, power)
-    near, far = masses * (1.0 - offsets), masses * offsets
-    nodes = jnp.append(near, 0.0) + jnp.concatenate([jnp.zeros(1), far])
-    # The last point also receives from the cell beyond: by symmetry as much as from this one.
-    nodes = nodes.at[-1].multiply(2.0)
-    return nodes.at[0].add(law.atom)
+def _nodes(law, edges):
+    """f and f s on the grid points of y [2, n]: half of each cell's mass goes to either end."""
+
+    def tilted(power):
+        masses, offsets = law.cells(edges, power)
+        near, far = masses * (1.0 - offsets), masses * offsets
+        nodes = jnp.append(near, 0.0) + jnp.concatenate([jnp.zeros(1), far])
+        # The last point also receives from the cell beyond: by symmetry as much as from this one.
+        nodes = nodes.at[-1].multiply(2.0)
+        return nodes.at[0].add(law.atom)
+
+    return jax.vmap(tilted)(jnp.arange(2.0))
 
 
 def _toeplitz(nodes):
@@ -224,8 +228,9 @@ def _threshold_cascade(laws, costs, thresholds, crossing, max_tokens, max_call, 
     for n, confidence in enumerate(laws):
         edges = _grid(thresholds[n], steps)
         longest = law.shape[0] - 1
-        plain = _convolutions(_toeplitz(_nodes(confidence, edges, 0)), longest)
-        tilted = _convolutions(_toeplitz(_nodes(confidence, edges, 1)), longest)
+        plain, tilted = jax.vmap(lambda f, n=longest: _convolutions(_toeplitz(f), n))(
+            _nodes(confidence, edges)
+        )
         inside = jnp.ones(steps + 1).at[-1].set(0.5)  # the trapezoid's end
         ends = _boundary_masses(law, plain, max_tokens) @ inside
         accepted = _boundary_masses(law, tilted, max_tokens)

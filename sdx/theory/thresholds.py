@@ -47,7 +47,7 @@ class BetaConfidence:
         """E[s]: the acceptance rate of one draft."""
         return self.atom + (1.0 - self.atom) * self.a / (self.a + self.b)
 
-    def cells(self, edges, power: int):
+    def cells(self, edges, power):
         """Integrals of f s^power over the cells of y = -ln s, and the mean positions within.
 
         edges [n + 1] of y, ascending from 0. The atom is not in them. In z = (1 - s)^min(b, 1) the
@@ -86,7 +86,7 @@ class SampledConfidence:
     def mean(self):
         return self.atom + (1.0 - self.atom) * jnp.mean(jnp.asarray(self.samples))
 
-    def cells(self, edges, power: int):
+    def cells(self, edges, power):
         """As BetaConfidence.cells; samples are spread over a cell's width (continuous in p)."""
         samples = jnp.asarray(self.samples)[:, None]
         masses = (1.0 - self.atom) / samples.shape[0] * _deposit(samples, edges, power)
