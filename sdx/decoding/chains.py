@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sdx.decoding.base import Proposal, Rule, Sequence, Target
-from sdx.decoding.sampling import log_probabilities
+from sdx.decoding.sampling import best_token, log_probabilities
 from sdx.decoding.verify import after, known_tail
 from sdx.records import Sampling, record, static
 
@@ -98,7 +98,7 @@ class ChainDrafter:
         for _ in range(self.lookahead):
             logits_BxV, cache = read_and_write(self.model, cache, tokens_BxT)
             if sampling.temperature == 0:
-                token_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+                token_B = best_token(logits_BxV)
             else:
                 laws.append(log_probabilities(logits_BxV, sampling))
                 token_B, random = random.draw(laws[-1])

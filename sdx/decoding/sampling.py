@@ -75,6 +75,37 @@ def log_probabilities(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return jax.nn.log_softmax(scaled, axis=-1)
 
 
+def best_token(logits: jax.Array) -> jax.Array:
+    """int32 argmax over the last axis, the first of equals.
+
+    As a maximum and the least index that attains it: two plain reductions, which a CPU vectorises;
+    XLA's argmax carries value and index together and took four times as long.
+    """
+    V = logits.shape[-1]
+    top = logits.max(-1, keepdims=True)
+    index = jnp.where(logits == top, jnp.arange(V, dtype=jnp.int32), V)
+    return jnp.minimum(index.min(-1), V - 1)  # a row of NaN must not leave the vocabulary
+
+
+def best_tokens(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest of the last axis, values and int32 indices, in falling order.
+
+    A few rounds of `best_token`: `lax.top_k` sorts several rows on a CPU, 1 to 2 ms for
+    [3, 2048]. Beyond 8, or elsewhere than on a CPU, it is the better choice.
+    """
+    if count > 8 or jax.default_backend() != "cpu":
+        values, tokens = jax.lax.top_k(logits, count)
+        return values, tokens.astype(jnp.int32)
+    values, tokens = [], []
+    for _ in range(count):
+        token = best_token(logits)
+        values.append(logits.max(-1))
+        tokens.append(token)
+        taken = jnp.arange(logits.shape[-1]) == token[..., None]
+        logits = jnp.where(taken, -jnp.inf, logits)
+    return jnp.stack(values, axis=-1), jnp.stack(tokens, axis=-1)
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Raises ValueError for a temperature, top-k or top-p that means nothing."""
     if not sampling.temperature >= 0:

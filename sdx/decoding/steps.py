@@ -17,6 +17,7 @@ import numpy as np
 from sdx.decoding.base import Drafter, Sequence
 from sdx.decoding.llama_target import as_target
 from sdx.decoding.random import Keys
+from sdx.decoding.sampling import best_token
 from sdx.decoding.verify import after
 from sdx.records import Sampling
 
@@ -33,7 +34,7 @@ def repeat_passes(
     def once(_, carry):
         tokens_BxT, cache = carry
         output = model(tokens_BxT, cache, last=None if every_logit else 1)
-        best = jnp.argmax(output.logits_BxTxV, axis=-1).astype(jnp.int32)
+        best = best_token(output.logits_BxTxV)
         counts_B = after(best[:, 0] >= 0, jnp.full((B,), T, jnp.int32))
         cache = cache.commit(output.fresh, path_BxT, counts_B).rollback(lengths_B)
         return jnp.broadcast_to(best, (B, T)), cache

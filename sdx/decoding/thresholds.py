@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from sdx.decoding.base import Proposal, Sequence, Target
 from sdx.decoding.chains import LAG, read_and_write, read_prompt
 from sdx.decoding.confidence import Calibration, Uncalibrated
-from sdx.decoding.sampling import log_probabilities
+from sdx.decoding.sampling import best_token, log_probabilities
 from sdx.decoding.verify import known_tail
 from sdx.records import Sampling, record, static
 
@@ -76,7 +76,7 @@ class ThresholdDrafter:
             # For every token, also those not drawn: the mass that the test lets through.
             passes_BxV = at["product"][:, None] * self.calibration(raw_BxV) >= self.threshold
             if greedy:
-                token_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+                token_B = best_token(logits_BxV)
             else:
                 log_q_BxV = log_probabilities(logits_BxV, sampling)
                 token_B, random = random.draw(

@@ -15,7 +15,7 @@ import numpy as np
 
 from sdx.decoding.base import Proposal, Rule, Sequence, Target, Tree, Verdict
 from sdx.decoding.chains import LAG, read_prompt
-from sdx.decoding.sampling import log_probabilities
+from sdx.decoding.sampling import best_tokens, log_probabilities
 from sdx.decoding.verify import known_tail
 from sdx.records import Sampling, record, static
 
@@ -112,7 +112,7 @@ def draw_children(log_q_BxGxV, counts: list[int], rule: Rule, random):
 
 def best_children(logits_BxGxV, counts: list[int]):
     """The likeliest children of G nodes, in the same form as `draw_children`."""
-    value_BxGxK, token_BxGxK = jax.lax.top_k(logits_BxGxV, max(counts))
+    value_BxGxK, token_BxGxK = best_tokens(logits_BxGxV, max(counts))
     tokens = [[token_BxGxK[:, g, r] for r in range(n)] for g, n in enumerate(counts)]
     live = [[value_BxGxK[:, g, r] > -jnp.inf for r in range(n)] for g, n in enumerate(counts)]
     return tokens, live
@@ -240,7 +240,7 @@ class DynamicTreeDrafter:
         cache = state.rollback(sequence.lengths_B - LAG)
         output = self.model(known_tail(sequence, LAG), cache, last=1)
         fresh = output.fresh
-        score_Bxb, token_Bxb = jax.lax.top_k(_confidence(output)[:, 0], b)
+        score_Bxb, token_Bxb = best_tokens(_confidence(output)[:, 0], b)
         # Candidates in order of birth: score, token, number of the parent (0 the root).
         scores, tokens, parents = [score_Bxb], [token_Bxb], [jnp.zeros((B, b), jnp.int32)]
         born, column = b, jnp.zeros((B, 1 + b), jnp.int32)  # column of fresh, by candidate number
@@ -254,7 +254,7 @@ class DynamicTreeDrafter:
             positions = jnp.broadcast_to(sequence.lengths_B[:, None] - 1 + level, (B, b))
             output = self.model(token_Bxb, cache, mask=sees, positions=positions, pending=fresh)
             fresh = self.model.join([fresh, output.fresh])
-            value, token = jax.lax.top_k(_confidence(output), b)
+            value, token = best_tokens(_confidence(output), b)
             score_Bxbb = (score_Bxb[..., None] + value).reshape(B, b * b)
             token_Bxbb = token.reshape(B, b * b)
             scores.append(score_Bxbb)
