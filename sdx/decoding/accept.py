@@ -69,7 +69,7 @@ def _leading(kept_BxN: jax.Array) -> jax.Array:
     return jnp.cumprod(kept_BxN.astype(jnp.int32), axis=-1).sum(-1)
 
 
-def _chain_verdict(accepted_B: jax.Array, token_B: jax.Array, length: int) -> Verdict:
+def chain_verdict(accepted_B: jax.Array, token_B: jax.Array, length: int) -> Verdict:
     B = accepted_B.shape[0]
     path_BxN = jnp.broadcast_to(jnp.arange(1, length + 1, dtype=jnp.int32), (B, length))
     return Verdict(
@@ -89,12 +89,12 @@ def greedy_chain(best_BxM: jax.Array, proposal: Proposal) -> Verdict:
     kept_BxN = (proposal.tokens_BxN == best_BxM[:, :N]) & proposal.live_BxN
     accepted_B = _leading(kept_BxN)
     token_B = jnp.take_along_axis(best_BxM, accepted_B[:, None], axis=1)[:, 0]
-    return _chain_verdict(accepted_B, token_B, N)
+    return chain_verdict(accepted_B, token_B, N)
 
 
 def greedy_tree(best_BxM: jax.Array, proposal: Proposal) -> Verdict:
     """Walks down from the root while a child is the target's own choice."""
-    tokens_BxM, live_BxM, children_BxMxK = _with_root(proposal)
+    tokens_BxM, live_BxM, children_BxMxK = with_root(proposal)
     B = best_BxM.shape[0]
     row_B = jnp.arange(B)
 
@@ -123,7 +123,7 @@ def greedy_tree(best_BxM: jax.Array, proposal: Proposal) -> Verdict:
     return Verdict(accepted_B=accepted_B, path_BxP=path, ranks_BxP=ranks, token_B=token_B)
 
 
-def _with_root(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
+def with_root(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tokens and liveness indexed by node number (0, the root, is no candidate), and the children
     of every node for every row."""
     tokens_BxM = jnp.pad(proposal.tokens_BxN, ((0, 0), (1, 0)))
@@ -143,7 +143,7 @@ def chain(
     B, N = tokens_BxN.shape
     if N == 0:  # autoregression
         token_B, random = random.draw(log_p_BxMxV[:, 0])
-        return _chain_verdict(jnp.zeros((B,), jnp.int32), token_B, 0), random
+        return chain_verdict(jnp.zeros((B,), jnp.int32), token_B, 0), random
     p_BxN = jnp.exp(_at(log_p_BxMxV[:, :N], tokens_BxN))
     if proposal.rule == "chosen":
         keep_BxN = p_BxN
@@ -153,7 +153,7 @@ def chain(
     kept_BxN, random = random.accept(jnp.where(live_BxN, jnp.minimum(keep_BxN, 1.0), 0.0))
     accepted_B = _leading(kept_BxN & live_BxN)
     token_B, random = _after_chain(random, log_p_BxMxV, proposal, accepted_B, 1.0)
-    return _chain_verdict(accepted_B, token_B, N), random
+    return chain_verdict(accepted_B, token_B, N), random
 
 
 def _after_chain(
@@ -218,4 +218,4 @@ def block_chain(
     pi_BxM = jnp.stack([jnp.ones((B,)), *prefix], axis=1)
     a_B = jnp.take_along_axis(pi_BxM, accepted_B[:, None], axis=1)[:, 0]
     token_B, random = _after_chain(random, log_p_BxMxV, proposal, accepted_B, a_B)
-    return _chain_verdict(accepted_B, token_B, N), random
+    return chain_verdict(accepted_B, token_B, N), random

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from sdx.decoding.base import Drafter, Proposal, Sequence, Target
 from sdx.decoding.chains import LAG, read_prompt
 from sdx.decoding.confidence import Calibration, Uncalibrated
+from sdx.decoding.llama_target import kernels_of
 from sdx.decoding.verify import append, commit_path, emitted, judge, read_proposal
 from sdx.records import Sampling, record, static
 
@@ -92,7 +93,9 @@ class CascadeDrafter:
         proposal, below, random = self.below.propose(at["below"], sequence, sampling, at["random"])
         cache = at["cache"].rollback(sequence.lengths_B - LAG)
         output = read_proposal(self.model, cache, sequence, proposal, lag=LAG)
-        verdict, log_p_BxMxV, random = judge(output.logits_BxTxV, proposal, sampling, random)
+        verdict, log_p_BxMxV, random = judge(
+            output.logits_BxTxV, proposal, sampling, random, kernels_of(self.model)
+        )
         tokens_BxQ = emitted(proposal, verdict)
         B, Q = tokens_BxQ.shape
         counts_B = jnp.where(active_B, verdict.accepted_B + 1, 0)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdx.decoding.llama_target import as_target
+from sdx.decoding.llama_target import as_target, with_kernels
 from sdx.decoding.loop import State, advance, start
 from sdx.decoding.policies import build_drafter, whole
 from sdx.decoding.random import Keys
@@ -108,6 +108,7 @@ def prepare(
     max_new_tokens: int,
     key: jax.Array | int,
     stop_ids: Sequence[int] | None,
+    kernels: str = "auto",
 ) -> Job:
     """Checks a request and lays it out. Raises ValueError naming what is wrong."""
     target = as_target(target)
@@ -115,6 +116,8 @@ def prepare(
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
     if not hasattr(drafter, "propose"):
         drafter = build_drafter(policy, drafter)
+    if kernels != "auto":  # else each model keeps its own
+        target, drafter = with_kernels(target, kernels), with_kernels(drafter, kernels)
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) < 1:
         raise ValueError("every prompt needs at least one token, and there must be a prompt")
@@ -174,17 +177,22 @@ def generate(
     max_new_tokens: int = 128,
     key: jax.Array | int = 0,
     stop_ids: Sequence[int] | None = None,
+    kernels: str = "auto",
 ) -> Generation:
     """Decodes a batch of prompts; the output law is the target's, whatever the policy.
 
     target: a Llama or any `Target`. drafter: a draft model for the policy (`build_drafter`), a
     ready `Drafter`, or None for autoregression. prompts: token ids, lengths may differ.
     stop_ids: ids that end a row (kept in the output); None is the model's own, () is none.
+    kernels: "auto" (the platform's best), "reference", "triton" or "tpu", for attention, cache
+    writes and verification alike; where a kernel cannot be compiled it is interpreted (slow).
 
     Raises ValueError on bad input: ids outside the vocabulary, prompts and generation beyond the
     model's positions, a policy without its drafter, temperature < 0.
     """
-    job = prepare(target, drafter, prompts, policy, sampling, max_new_tokens, key, stop_ids)
+    job = prepare(
+        target, drafter, prompts, policy, sampling, max_new_tokens, key, stop_ids, kernels
+    )
     begun = time.perf_counter()
     state = jax.block_until_ready(job.start())
     read = time.perf_counter()
@@ -211,12 +219,15 @@ def stream(
     key: jax.Array | int = 0,
     stop_ids: Sequence[int] | None = None,
     rounds: int = 1,
+    kernels: str = "auto",
 ) -> Iterator[list[list[int]]]:
     """Like `generate`, but yields the newly decided tokens of every prompt, first after the
     prompts were read and then after every `rounds` rounds. Joined, they are `generate`'s tokens
     for the same key."""
     rounds = whole("rounds", rounds, 1)
-    job = prepare(target, drafter, prompts, policy, sampling, max_new_tokens, key, stop_ids)
+    job = prepare(
+        target, drafter, prompts, policy, sampling, max_new_tokens, key, stop_ids, kernels
+    )
     state, seen = job.start(), [0] * len(prompts)
     while True:
         tokens = new_tokens(job, state)

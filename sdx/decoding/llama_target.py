@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sdx.kernels import IMPLEMENTATIONS
 from sdx.models.cache import Cache, Fresh, empty_cache
 from sdx.models.llama import Llama
 from sdx.models.opt import Opt
 from sdx.models.small_steps import PLAIN, prepare
-from sdx.records import record
+from sdx.records import record, static
 
 
 @record
@@ -24,9 +26,14 @@ class Reading:
 
 @record
 class LlamaTarget:
-    """Target, or draft model: the decoder with its cache."""
+    """Target, or draft model: the decoder with its cache.
+
+    kernels: which implementation of the ops of `sdx.kernels` attends, writes the cache and judges;
+    "auto" is the platform's best.
+    """
 
     model: Llama | Opt
+    kernels: str = static(default="auto")
 
     @property
     def vocab_size(self) -> int:
@@ -42,7 +49,7 @@ class LlamaTarget:
         return () if eos is None else (eos,)
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
-        return empty_cache(self.model.config, batch, capacity)
+        return empty_cache(self.model.config, batch, capacity, kernels=self.kernels)
 
     def join(self, parts: list[Fresh]) -> Fresh:
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *parts)
@@ -72,3 +79,24 @@ def as_target(model: Any) -> Any:
     if not isinstance(model, Llama):
         return model
     return LlamaTarget(model=prepare(model) if model.forms == PLAIN else model)
+
+
+def kernels_of(model: Any) -> str:
+    """Which implementation of the ops a target asks for; "auto" if it does not say."""
+    return getattr(model, "kernels", "auto")
+
+
+def with_kernels(part: Any, kernels: str) -> Any:
+    """A target or drafter whose models, also those of the levels below, use these kernels.
+
+    Raises ValueError for an unknown name.
+    """
+    if kernels not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(f"kernels = {kernels!r}: choose auto, {', '.join(IMPLEMENTATIONS)}")
+    if not dataclasses.is_dataclass(part):
+        return part
+    names = {field.name for field in dataclasses.fields(part)}
+    new = {name: with_kernels(getattr(part, name), kernels) for name in names & {"model", "below"}}
+    if "kernels" in names:
+        new["kernels"] = kernels
+    return dataclasses.replace(part, **new)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sdx.decoding.base import Drafter, Proposal, Sequence, Target
+from sdx.decoding.llama_target import kernels_of
 from sdx.decoding.random import RandomSource
 from sdx.decoding.statistics import Statistics
 from sdx.decoding.verify import append, commit_path, emitted, judge, read_live, read_proposal
@@ -78,7 +79,7 @@ def begin(
     nothing = Proposal(
         tokens_BxN=jnp.zeros((B, 0), jnp.int32), live_BxN=jnp.zeros((B, 0), bool), rule="chosen"
     )
-    verdict, _, random = judge(logits_Bx1xV, nothing, sampling, random)
+    verdict, _, random = judge(logits_Bx1xV, nothing, sampling, random, kernels_of(target))
     room_B = limits_B - prompt_lengths_B
     counts_B, finished_B = cut(verdict.token_B[:, None], jnp.ones_like(room_B), room_B, stops_E)
     slots = max(capacity, S) + drafter.height + 4
@@ -107,7 +108,7 @@ def one_round(
     proposal = dataclasses.replace(proposal, live_BxN=proposal.live_BxN & active_B[:, None])
     read = read_live if drafter.ragged else read_proposal
     output = read(target, state.cache, sequence, proposal, lag=1)
-    verdict, _, random = judge(output.logits_BxTxV, proposal, sampling, random)
+    verdict, _, random = judge(output.logits_BxTxV, proposal, sampling, random, kernels_of(target))
     tokens_BxQ = emitted(proposal, verdict)
     room_B = state.limits_B - sequence.lengths_B
     counts_B, ended_B = cut(tokens_BxQ, verdict.accepted_B + 1, room_B, stops_E)

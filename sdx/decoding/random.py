@@ -51,6 +51,11 @@ class Keys:
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(self.keys_B, self.count)
         return keys_B, Keys(keys_B=self.keys_B, count=self.count + 1)
 
+    def seeds(self) -> tuple[jax.Array, Keys]:
+        """uint32 `[B, 2]` for a draw whose noise is made inside a kernel; counts as one draw."""
+        keys_B, source = self._next()
+        return jax.random.key_data(keys_B)[:, :2], source
+
     def accept(self, probability_BxK: jax.Array) -> tuple[jax.Array, Keys]:
         keys_B, source = self._next()
         shape = probability_BxK.shape[1:]

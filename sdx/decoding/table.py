@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from sdx.records import record
+from sdx.records import record, static
 
 
 @record
@@ -53,6 +53,7 @@ class TableModel:
     """`logits_VxVxV[previous, last]` are the logits of the next token."""
 
     logits_VxVxV: jax.Array
+    kernels: str = static(default="auto")  # which implementation judges
 
     @property
     def vocab_size(self) -> int:

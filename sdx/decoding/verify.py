@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sdx.decoding import accept, walk
+from sdx.decoding import accept, streamed, walk
 from sdx.decoding.base import Proposal, Sequence, Target, Verdict
 from sdx.decoding.random import RandomSource
-from sdx.decoding.sampling import log_probabilities
+from sdx.decoding.sampling import best_token, log_probabilities
+from sdx.kernels import wanted
 from sdx.records import Sampling, record
 
 
@@ -81,11 +82,21 @@ def read_live(model: Target, cache: Any, sequence: Sequence, proposal: Proposal,
 
 
 def judge(
-    logits_BxMxV: jax.Array, proposal: Proposal, sampling: Sampling, random: RandomSource
+    logits_BxMxV: jax.Array,
+    proposal: Proposal,
+    sampling: Sampling,
+    random: RandomSource,
+    kernels: str = "auto",
 ) -> tuple[Verdict, jax.Array | None, RandomSource]:
-    """The verdict, and the adjusted log-probabilities that it used (None under greedy)."""
+    """The verdict, and the adjusted log-probabilities that it used (None under greedy).
+
+    kernels: which implementation of the ops of `sdx.kernels` judges; "auto" on a CPU is the dense
+    form, which is faster there.
+    """
+    if wanted(kernels):
+        return streamed.judge(logits_BxMxV, proposal, sampling, random, kernels)
     if sampling.temperature == 0:
-        best_BxM = jnp.argmax(logits_BxMxV, axis=-1).astype(jnp.int32)
+        best_BxM = best_token(logits_BxMxV)
         greedy = accept.greedy_chain if proposal.tree is None else accept.greedy_tree
         return greedy(best_BxM, proposal), None, random
     log_p_BxMxV = log_probabilities(logits_BxMxV, sampling)

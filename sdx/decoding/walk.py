@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from sdx.decoding.accept import _with_root, draw_surplus, pick, surplus
+from sdx.decoding.accept import draw_surplus, pick, surplus, with_root
 from sdx.decoding.base import Proposal, Verdict
 from sdx.decoding.random import RandomSource
 from sdx.records import record
@@ -61,7 +61,7 @@ def tree(
     random: RandomSource, log_p_BxMxV: jax.Array, proposal: Proposal
 ) -> tuple[Verdict, RandomSource]:
     """The accepted path of a tree, and the token after it."""
-    tokens_BxM, live_BxM, children_BxMxK = _with_root(proposal)
+    tokens_BxM, live_BxM, children_BxMxK = with_root(proposal)
     B, _, K = children_BxMxK.shape
     V, height = log_p_BxMxV.shape[-1], proposal.tree.height
     row_B = jnp.arange(B)

@@ -8,7 +8,7 @@ Nothing here imports the rest of sdx: arrays in, arrays out.
 """
 
 from sdx.kernels.cache_write.api import cache_write
-from sdx.kernels.dispatch import IMPLEMENTATIONS, available
+from sdx.kernels.dispatch import IMPLEMENTATIONS, available, wanted
 from sdx.kernels.tree_attention.api import ancestor_bits, pack_tree_mask, tree_attention
 from sdx.kernels.verify import rules as verification_rules
 from sdx.kernels.verify.api import Law, Request, Surplus, known_law, law, surplus
@@ -27,4 +27,5 @@ __all__ = [
     "surplus",
     "tree_attention",
     "verification_rules",
+    "wanted",
 ]

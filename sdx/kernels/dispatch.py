@@ -38,6 +38,12 @@ def interpreted(implementation: str, interpret: bool | None) -> bool:
     return jax.default_backend() not in NATIVE[implementation]
 
 
+def wanted(implementation: str | None) -> bool:
+    """Whether a caller with a fast form of its own for CPUs should call the op instead of it: an
+    implementation is named, or "auto" runs where there are kernels."""
+    return implementation not in (None, "auto") or jax.default_backend() != "cpu"
+
+
 def available(table: Mapping[str, Callable]) -> tuple[str, ...]:
     """Names of an op's implementations, in the order of `IMPLEMENTATIONS`."""
     return tuple(name for name in IMPLEMENTATIONS if name in table)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from sdx.kernels import pack_tree_mask, tree_attention, wanted
+
+MAX_NODES = 256  # what the kernels serve; longer passes are prompts, not verification
 NEGATIVE = -1e30  # a masked score; finite, so that a fully masked row has no NaN
 
 
@@ -23,14 +26,30 @@ def cached_attention(
     window: int = 0,
     *,
     slots_last: bool = False,
+    kernels: str = "auto",
 ) -> jax.Array:
     """Fresh tokens attend to the live cache slots and to the fresh tokens that `mask` allows.
 
     With a `window` a token sees that many positions only, its own included (0: all). Slot s holds
     position s. `key` is `[B, K, S, E]`, or `[B, K, E, S]` with `slots_last`.
+    kernels: which implementation of `sdx.kernels.tree_attention` runs; "auto" on a CPU is the form
+    below, which is faster there.
     """
     B, T, H, E = q_BxTxHxE.shape
     K, S = value_BxKxSxE.shape[1:3]
+    if wanted(kernels) and fresh_key_BxKxTxE.shape[2] <= MAX_NODES:
+        out_BxHxTxE = tree_attention(
+            jnp.moveaxis(q_BxTxHxE, 2, 1),
+            jnp.swapaxes(key, 2, 3) if slots_last else key,
+            value_BxKxSxE,
+            fresh_key_BxKxTxE,
+            fresh_value_BxKxTxE,
+            lengths_B,
+            pack_tree_mask(mask_BxTxT),
+            window=window or None,
+            implementation=kernels,
+        )
+        return jnp.moveaxis(out_BxHxTxE, 1, 2).reshape(B, T, H * E)
     q = jnp.moveaxis(q_BxTxHxE.reshape(B, T, K, H // K, E) * E**-0.5, 1, 3)  # B K G T E
     stored = "bkes" if slots_last else "bkse"
     old = jnp.einsum(f"bkgte,{stored}->bkgts", q, key)

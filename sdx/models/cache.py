@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from sdx.kernels import cache_write, wanted
 from sdx.models.config import ModelConfig
 
 
@@ -30,14 +31,15 @@ class Cache:
     """Committed keys (rotated) and values, one array per layer.
 
     Values are `[B, H, S, D]`; keys too, or `[B, H, D, S]` with `slots_last` (scores of few tokens
-    are a third faster so on a CPU). `lengths_B` int32: how many slots of each row
-    are live.
+    are a third faster so on a CPU). `lengths_B` int32: how many slots of each row are live.
+    `kernels`: which implementation of the ops of `sdx.kernels` reads and writes this cache.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     lengths_B: jax.Array
     slots_last: bool = struct.field(pytree_node=False, default=False)
+    kernels: str = struct.field(pytree_node=False, default="auto")
 
     @property
     def capacity(self) -> int:
@@ -51,6 +53,8 @@ class Cache:
         the accepted path); entries from `counts[b]` on are ignored. A row with count 0 is
         untouched. Writing past the capacity is dropped: the caller leaves room.
         """
+        if self.kernels == "triton" and not self.slots_last:
+            return self._commit_fused(fresh, path_BxP, counts_B)
         B, P = path_BxP.shape
         step_P = jnp.arange(P, dtype=jnp.int32)
         live_BxP = step_P < counts_B[:, None]
@@ -73,6 +77,15 @@ class Cache:
             lengths_B=self.lengths_B + counts_B.astype(jnp.int32),
         )
 
+    def _commit_fused(self, fresh: Fresh, path_BxP: jax.Array, counts_B: jax.Array) -> Cache:
+        written = [
+            cache_write(*layer, path_BxP, counts_B, self.lengths_B, implementation=self.kernels)
+            for layer in zip(self.keys, self.values, fresh.keys, fresh.values, strict=True)
+        ]
+        keys, values = zip(*written, strict=True)
+        lengths_B = self.lengths_B + counts_B.astype(jnp.int32)
+        return self.replace(keys=keys, values=values, lengths_B=lengths_B)
+
     def append(self, fresh: Fresh) -> Cache:
         """Commits all fresh tokens of every row, in order."""
         B, _, T, _ = fresh.keys[0].shape
@@ -90,6 +103,7 @@ def empty_cache(
     capacity: int,
     dtype: jnp.dtype = jnp.float32,
     slots_last: bool | None = None,
+    kernels: str = "auto",
 ) -> Cache:
     """A cache of `batch` rows with `capacity` free slots each.
 
@@ -101,7 +115,8 @@ def empty_cache(
             f"cache of {capacity} positions: the model has {config.max_positions}; "
             "shorten the prompt or the generation"
         )
-    slots_last = jax.default_backend() == "cpu" if slots_last is None else slots_last
+    if slots_last is None:
+        slots_last = not wanted(kernels)  # the kernels read keys by slot
     heads = (batch, config.kv_heads)
     row, column = (capacity, config.head_dim), (config.head_dim, capacity)
     return Cache(
@@ -111,4 +126,5 @@ def empty_cache(
         values=tuple(jnp.zeros(heads + row, dtype) for _ in range(config.layers)),
         lengths_B=jnp.zeros((batch,), jnp.int32),
         slots_last=slots_last,
+        kernels=kernels,
     )

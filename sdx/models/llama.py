@@ -195,6 +195,7 @@ class Llama(nnx.Module):
                 positions_BxT,
                 block.window,
                 slots_last=cache.slots_last,
+                kernels=cache.kernels,
             )
             x = block.finish(x, attended)
             layers.append(x)

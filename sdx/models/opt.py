@@ -195,6 +195,7 @@ class Opt(nnx.Module):
             attended = cached_attention(
                 q, seen_k, seen_v, cache.keys[i], cache.values[i], cache.lengths_B, mask_BxTxU,
                 positions_BxT, slots_last=cache.slots_last,
+                kernels=cache.kernels,
             )  # fmt: skip
             x = block.finish(x, attended)
             layers.append(x)

@@ -134,7 +134,7 @@ def test_dead_slots_and_unseen_nodes_may_hold_nan(implementation, window):
 
 
 @settings(
-    max_examples=6, deadline=None, derandomize=True,
+    max_examples=3, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(data=st.data())

@@ -49,7 +49,10 @@ def chain(
     rows_BxM = _rows(target, B)
     one_B, none_Bx1 = jnp.ones((B,)), jnp.full((B, 1), NONE, jnp.int32)
     if N == 0:
-        return *_after(stream, random, target, None, rows_BxM[:, 0], None, one_B, none_Bx1), 0
+        token_B, random = _after(
+            stream, random, target, None, rows_BxM[:, 0], None, 0 * one_B, none_Bx1
+        )
+        return jnp.zeros((B,), jnp.int32), token_B, random
     log_p_BxN = target.log_probability(rows_BxM[:, :N], tokens_BxN)
     if rule == "chosen":
         log_ratio_BxN = log_p_BxN
@@ -84,7 +87,7 @@ def chain(
     token_B, random = _after(
         stream, random, target, draft, row_B, law_B, c_B, excluded_Bx1, weight_B
     )
-    return token_B, random, accepted_B
+    return accepted_B, token_B, random
 
 
 def _block(stream, target, draft, log_ratio_BxN, drafted_B):
@@ -128,7 +131,7 @@ def tree(
     height: int,
     rule: str = "without_replacement",
 ):
-    """The accepted path of a tree: (token_B, source, accepted_B, path_BxP, ranks_BxP).
+    """The accepted path of a tree: (accepted_B, path_BxP, ranks_BxP, token_B, source).
 
     Siblings are tested in order; an accepted child is the next node. children_BxMxK: node numbers,
     -1 where there is none; node 0 is the root. law_M: draft law of each node's children.
@@ -215,7 +218,7 @@ def tree(
     node_B, _, c_B, excluded_BxK, accepted_B, path_BxP, ranks_BxP, random = walk
     row_B, law_B = at(node_B)
     token_B, random = _after(stream, random, target, draft, row_B, law_B, c_B, excluded_BxK)
-    return token_B, random, accepted_B, path_BxP, ranks_BxP
+    return accepted_B, path_BxP, ranks_BxP, token_B, random
 
 
 def _after(stream, random, target, draft, row_B, law_B, c_B, excluded_BxK, weight_B=None):
