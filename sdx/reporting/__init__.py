@@ -1,0 +1,1 @@
+"""Results for people: plain data, progress, figures, one HTML page."""
