@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdx.decoding.sampling import check_sampling, log_probabilities, ordered_bits
+from sdx.decoding.sampling import (
+    best_token,
+    best_tokens,
+    check_sampling,
+    log_probabilities,
+    ordered_bits,
+)
 from sdx.records import Sampling
 
 
@@ -58,3 +64,17 @@ def test_the_integer_image_keeps_the_order():
 def test_meaningless_settings_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         check_sampling(Sampling(**{"temperature": 1.0, **bad}))
+
+
+def test_the_best_tokens_are_those_of_a_sort():
+    """Ties, -inf and NaN included; the first of equals wins."""
+    logits = jnp.round(2 * jax.random.normal(jax.random.key(1), (3, 5, 33)))
+    logits = logits.at[0, 0, 4:].set(-jnp.inf)
+    assert (best_token(logits) == jnp.argmax(logits, -1)).all()
+    for count in (1, 4, 12):
+        values, tokens = best_tokens(logits, count)
+        expected = jax.lax.top_k(logits, count)
+        real = expected[0] > -jnp.inf
+        np.testing.assert_array_equal(values, expected[0])
+        np.testing.assert_array_equal(jnp.where(real, tokens, 0), jnp.where(real, expected[1], 0))
+    assert int(best_token(jnp.full((7,), jnp.nan))) < 7
