@@ -188,6 +188,8 @@ class Generate(Command):
     top_p: float = 1.0
     max_new_tokens: int = 128
     seed: int = 0
+    kernels: Literal["auto", "reference", "triton", "tpu"] = "auto"
+    """Implementation of attention and verification; interpreted (slow) where not compilable."""
     stats: bool = False
     """Also acceptance per position."""
 
@@ -202,8 +204,9 @@ class Generate(Command):
         prompt, tokenizer = self._prompt()
         policy, drafter = self._policy()
         result = generate(
-            _model(self.target), drafter, [prompt], policy, sampling, self.max_new_tokens, self.seed
-        )
+            _model(self.target), drafter, [prompt], policy, sampling, self.max_new_tokens,
+            self.seed, kernels=self.kernels,
+        )  # fmt: skip
         measured = result.measurement()
         ids = result.tokens[0]
         rate = measured.tokens / max(measured.seconds, 1e-9)
