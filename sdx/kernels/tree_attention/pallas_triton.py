@@ -45,13 +45,15 @@ def configure(batch_heads: int, rows: int, slots: int, head_size: int, itemsize:
     in 228 KB. Row tiles of 64 keep a warp's share of the accumulator in registers (docs/kernels.md
     lists registers and spills per configuration).
     """
-    block_rows = min(64, max(16, pl.next_power_of_2(rows)))
+    # float32 products run outside the tensor cores and keep operands in registers.
+    tallest, warps = (16, 8) if itemsize == 4 else (64, 4)
+    block_rows = min(tallest, max(16, pl.next_power_of_2(rows)))
     wide = head_size > 128
     block_keys = 32 if wide or itemsize == 4 else 64
     row_tiles = pl.cdiv(rows, block_rows)
     wanted = pl.cdiv(2 * 132, batch_heads * row_tiles)
     splits = max(1, min(wanted, slots // 256, 64))
-    return Config(block_rows, block_keys, splits, 4, 2 if wide or itemsize == 4 else 3)
+    return Config(block_rows, block_keys, splits, warps, 2 if wide or itemsize == 4 else 3)
 
 
 def tree_attention(problem, *, scale, window, interpret, config):
