@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+from jax.flatten_util import ravel_pytree
 
 from sdx.records import Number, record
 from sdx.theory.acceptance import PerPosition
@@ -174,11 +175,19 @@ def _least_squares(residual, start, data):
         residual,
         optimistix.LevenbergMarquardt(rtol=1e-10, atol=1e-10),
         start,
-        args=data,
+        args=jax.lax.stop_gradient(data),
         max_steps=500,
         throw=False,
     )
-    return solution.value
+    # The optimum is differentiated by Newton's step from it, not through the iterations.
+    flat, unravel = ravel_pytree(jax.lax.stop_gradient(solution.value))
+
+    def loss(flat, data):
+        parts = jax.tree.leaves(residual(unravel(flat), data))
+        return 0.5 * sum(jnp.sum(part**2) for part in parts)
+
+    step = jnp.linalg.solve(jax.hessian(loss)(flat, data), jax.grad(loss)(flat, data))
+    return unravel(flat - step)
 
 
 def _length_residual(law, data):
@@ -187,7 +196,7 @@ def _length_residual(law, data):
     def one(depth, nodes, n, temperature):
         return head_length(law, depth, specialist_positions=n, temperature=temperature, nodes=nodes)
 
-    ridge = 1e-6 * jnp.stack([law.layers, law.adversary])
+    ridge = jnp.stack([law.layers, law.adversary])
     return jax.vmap(one)(depth, nodes, n, temperature) / length - 1.0, ridge
 
 
@@ -213,7 +222,7 @@ def _rate_residual(law, data):
         mine = HeadLaw(**{**vars(law), "base": law.base[target], "spread": 0.0})
         return mine.hazards(rates.shape[1], layers=layers, adversary=adversary)
 
-    unused = 1e-6 * jnp.stack([law.temperature, law.boost, law.spread])
+    unused = jnp.stack([law.temperature, law.boost, law.spread])
     return jax.vmap(one)(target, layers, adversary) - rates, unused
 
 

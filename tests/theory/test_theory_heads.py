@@ -230,6 +230,13 @@ def fit_case(v):
     return cost.speedup(4.0, 5.0, 70.0, 2.0, 0.5)
 
 
+def rate_law_case(v):
+    law = heads.fit_rate_law(
+        np.array([0, 0, 0, 1]), [1.0, 2, 1, 2], [0.0, 0, 1, 1], v.reshape(4, 3)
+    )
+    return law.drift + law.layers + law.base[1]
+
+
 SCALES = jnp.array([1e9, 1e6, 1.0, 1e-3, 1.0, 1.0, 1e6])
 DEPTH, NODES = np.array([4.0, 5, 6, 7, 4, 5, 6, 7]), np.array([60.0, 80] * 4)
 USED, HOT = np.array([1.0, 2, 3, 1, 2, 3, 1, 2]), np.array([0.0, 0, 0, 0, 1, 1, 1, 1])
@@ -240,6 +247,10 @@ CASES = {
     "verification": (
         verification_case,
         [20, 2.8, 33, 0.9, 0.1, 1.5, 4.7, 1.75, 0.7, 1.0, 8.3, 1.1, 1.2, 4.6],
+    ),
+    "fit_rate_law": (
+        rate_law_case,
+        [0.57, 0.4, 0.31, 0.59, 0.41, 0.32, 0.58, 0.42, 0.33, 0.6, 0.44, 0.33],
     ),
     "fit_head_cost": (fit_case, np.concatenate([LENGTHS, LENGTHS / (1.2 + 0.07 * DEPTH)])),
 }
