@@ -131,7 +131,7 @@ def time_steps(pair: Pair, settings: Settings, reporter: Reporter):
     """The target's StepTable and each draft's times, all taken in turns."""
     context, capacity = context_and_capacity(settings)
     tokens = [1, *(gamma + 1 for gamma in LOOKAHEADS)]
-    with reporter.stage("compiling the steps", len(tokens) + 3 * len(pair.drafts)) as report:
+    with reporter.stage("compiling the steps", len(tokens) + 2 * len(pair.drafts)) as report:
         timers = {
             ("target", *key): timer
             for key, timer in measure.target_timers(
@@ -140,7 +140,7 @@ def time_steps(pair: Pair, settings: Settings, reporter: Reporter):
         }
         for name, draft in pair.drafts.items():
             found = measure.draft_timers(
-                draft, (1, 4, 8), context, capacity=capacity, rounds=16, report=report
+                draft, (1, 4), context, capacity=capacity, rounds=16, report=report
             )
             timers |= {(name, key): timer for key, timer in found.items()}
     with reporter.stage("timing the steps", settings.timing_repeats) as report:
