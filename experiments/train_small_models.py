@@ -203,8 +203,8 @@ def measure(args: Args, streams: dict[str, np.ndarray]) -> dict:
         model, _ = load_model(args.out / name)
         models[name] = {
             "parameters": config.parameters(),
-            "held_out_loss_nats": round(held_out_loss(model, streams["held_out"], 65536), 4),
-            "train_loss_nats": round(held_out_loss(model, streams["train"], 65536), 4),
+            "held_out_loss_nats": round(held_out_loss(model, streams["held_out"], 32768), 4),
+            "train_loss_nats": round(held_out_loss(model, streams["train"], 16384), 4),
             "distinct_8_grams_greedy": round(
                 distinct_ngrams(greedy(model, prompts, empty_cache(config, 20, 320), 256)), 4
             ),
