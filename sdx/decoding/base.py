@@ -149,6 +149,7 @@ class Drafter(Protocol):
     branching: int  # K, the most children of a node
     nodes: int  # N, candidates per round
     ragged: bool  # a chain that is often shorter than N: worth a pass of fitting width
+    least: int  # of a ragged drafter: drafts that every unfinished row has
 
     def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int) -> Any:
         """State after the prompts; all of a prompt lies in the first `prompt_slots` slots."""

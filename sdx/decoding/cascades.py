@@ -43,6 +43,10 @@ class CascadeDrafter:
     ragged = True
 
     @property
+    def least(self) -> int:
+        return 1 if self.threshold else self.length
+
+    @property
     def height(self) -> int:
         return self.length + self.below.height
 

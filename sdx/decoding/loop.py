@@ -106,8 +106,10 @@ def one_round(
     proposal, draft, random = drafter.propose(state.draft, sequence, sampling, state.random)
     # A finished row's drafts must not widen the pass.
     proposal = dataclasses.replace(proposal, live_BxN=proposal.live_BxN & active_B[:, None])
-    read = read_live if drafter.ragged else read_proposal
-    output = read(target, state.cache, sequence, proposal, lag=1)
+    if drafter.ragged:
+        output = read_live(target, state.cache, sequence, proposal, lag=1, least=drafter.least)
+    else:
+        output = read_proposal(target, state.cache, sequence, proposal, lag=1)
     verdict, _, random = judge(output.logits_BxTxV, proposal, sampling, random, kernels_of(target))
     tokens_BxQ = emitted(proposal, verdict)
     room_B = state.limits_B - sequence.lengths_B

@@ -22,6 +22,7 @@ class NgramDrafter:
 
     branching = 1
     ragged = True
+    least = 0
 
     @property
     def height(self) -> int:

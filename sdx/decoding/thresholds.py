@@ -35,6 +35,10 @@ class ThresholdDrafter:
     ragged = True
 
     @property
+    def least(self) -> int:
+        return 0 if self.crossing == "drop" or self.threshold > 1 else 1
+
+    @property
     def height(self) -> int:
         return self.max_lookahead
 

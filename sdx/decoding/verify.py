@@ -61,11 +61,14 @@ def read_proposal(
     return model(tokens_BxT, cache, mask=mask_XxTxT, positions=positions_BxT, last=N + 1)
 
 
-def read_live(model: Target, cache: Any, sequence: Sequence, proposal: Proposal, lag: int) -> Any:
+def read_live(
+    model: Target, cache: Any, sequence: Sequence, proposal: Proposal, lag: int, least: int = 0
+) -> Any:
     """`read_proposal` of a chain that may be shorter than its N slots: the pass is only as wide as
-    the longest live row needs (0, 1, 2, 4, ..., N drafts). Rows that nobody drafted get zeros."""
+    the longest live row needs (`least`, and powers of two up to N). Rows that nobody drafted get
+    zeros."""
     N = proposal.tokens_BxN.shape[1]
-    widths = sorted({0, N} | {2**i for i in range(N.bit_length()) if 2**i < N})
+    widths = sorted({least, N} | {2**i for i in range(N.bit_length()) if least < 2**i < N})
 
     def read(width):
         short = Proposal(
