@@ -2,9 +2,10 @@
 
     python -m experiments.sdsl_benchmark [--repeats 15]
 
-Same process, both warm, in turns, the fastest turn of each. The paper evaluates Equation 9 on 10,000 log-spaced draft sizes
-(1e8 .. 1e10) with SciPy's `lambertw` and takes the best; sdx runs Newton on ln N with the exact
-gradient and Lambert W in log form. The error is against Newton in 40-digit arithmetic (mpmath).
+Same process, both warm, in turns, the fastest turn of each. The paper evaluates Equation 9 on
+10,000 log-spaced draft sizes (1e8 .. 1e10) with SciPy's `lambertw` and takes the best; sdx runs
+Newton on ln N with the exact gradient and Lambert W in log form. The error is against Newton in
+40-digit arithmetic (mpmath).
 
 Expect: >= 300 times faster; relative error of N* about 1e-4 (half a grid step) for the grid and
 < 1e-10 for sdx; SciPy's argument underflows for the smallest drafts. Writes
