@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdx.decoding.base import Sequence
+from sdx.decoding.llama_target import kernels_of
 from sdx.decoding.loop import begin, run
 from sdx.decoding.sampling import log_probabilities
 from sdx.decoding.table import TableModel
@@ -187,7 +188,8 @@ def round_law(target, drafter, sampling, prompt) -> dict:
         cache = cache.commit(fresh, jnp.arange(size)[None], jnp.array([size - 1]))
         proposal, _, script = drafter.propose(state, sequence, sampling, script)
         output = read_proposal(target, cache, sequence, proposal, lag=1)
-        verdict, _, script = judge(output.logits_BxTxV, proposal, sampling, script)
+        kernels = kernels_of(target)
+        verdict, _, script = judge(output.logits_BxTxV, proposal, sampling, script, kernels)
         return emitted(proposal, verdict)[0], verdict.accepted_B[0] + 1, script
 
     return law_of(play, target.vocab_size)

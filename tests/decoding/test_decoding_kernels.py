@@ -3,8 +3,6 @@
 Pallas bodies are interpreted here; tests/kernels lowers them for the devices.
 """
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from test_decoding_losslessness import DRAFTERS, PROMPT, TARGET
 from sdx.decoding import streamed
 from sdx.decoding.base import Proposal
 from sdx.decoding.generation import generate
-from sdx.decoding.llama_target import LlamaTarget
+from sdx.decoding.llama_target import LlamaTarget, with_kernels
 from sdx.decoding.random import Keys
 from sdx.decoding.verify import judge
 from sdx.kernels import surplus
@@ -23,30 +21,41 @@ from sdx.models.config import ModelConfig
 from sdx.models.llama import Llama
 from sdx.records import Autoregressive, Chain, Sampling, StaticTree
 
-SAMPLING = Sampling(temperature=0.9, top_p=0.9)
+SAMPLING = Sampling(temperature=2.0, top_p=0.97)
 
 
-@pytest.mark.parametrize("policy", DRAFTERS)
-@pytest.mark.parametrize("kernels", ["reference", "triton", "tpu"])
-def test_enumerated_law_is_the_targets(policy, kernels):
-    check_law(policy, kernels)
+# One policy per rule and per shape of the streams; experiments/kernel_losslessness.py runs all
+# policies through all implementations (minutes of interpretation).
+PROVED = {
+    "reference": ("chain", "tree-replacement", "threshold-drop"),
+    "triton": ("chain", "block", "tree-without-replacement", "tree-top"),
+    "tpu": ("chain", "tree-without-replacement"),
+}
 
 
-def check_law(policy, kernels):
-    target = dataclasses.replace(TARGET, kernels=kernels)
-    law = round_law(target, DRAFTERS[policy], SAMPLING, PROMPT)
+@pytest.mark.parametrize(
+    "kernels, policy", [(kernels, policy) for kernels in PROVED for policy in PROVED[kernels]]
+)
+def test_enumerated_law_is_the_targets(kernels, policy):
+    assert error_of(policy, kernels) < 1e-6
+
+
+def error_of(policy, kernels):
+    """How far the enumerated law of a round, extended by the target, is from the target's."""
+    target = with_kernels(TARGET, kernels)
+    law = round_law(target, with_kernels(DRAFTERS[policy], kernels), SAMPLING, PROMPT)
     longest = max(map(len, law))
     emitted = true_law(TARGET, SAMPLING, PROMPT, longest, given=law)
-    assert distance(emitted, true_law(TARGET, SAMPLING, PROMPT, longest)) < 1e-6
+    return distance(emitted, true_law(TARGET, SAMPLING, PROMPT, longest))
 
 
-def test_the_proof_catches_a_wrong_constant(monkeypatch):
+@pytest.mark.parametrize("policy", ["chain", "tree-without-replacement"])
+def test_the_proof_catches_a_wrong_constant(monkeypatch, policy):
     def broken(target, draft, request, **options):
         return surplus(target, draft, request._replace(c_N=0.5 * request.c_N), **options)
 
     monkeypatch.setattr(streamed, "surplus", broken)
-    with pytest.raises(AssertionError):
-        check_law("chain", "reference")
+    assert error_of(policy, "reference") > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +92,6 @@ def plain(pair):
 @pytest.mark.parametrize("kernels", ["triton", "tpu"])
 def test_greedy_tokens_are_those_of_autoregression(pair, plain, policy, kernels):
     assert tokens(pair, POLICIES[policy], kernels) == plain
-
-
-def test_sampled_tokens_do_not_depend_on_the_implementation(pair):
-    sampling = Sampling(temperature=0.8, top_k=9)
-    got = [tokens(pair, POLICIES["tree"], k, sampling) for k in ("reference", "triton", "tpu")]
-    assert got[0] == got[1] == got[2]
 
 
 def test_the_named_kernels_run(pair):
