@@ -37,7 +37,6 @@ class Settings(study.Settings):
     prompts: int = 20
     calibration_prompts: int = 20
     repeats: int = 3
-    timing_repeats: int = 11
     out: Path = Path("out/demo")
 
 

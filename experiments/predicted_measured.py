@@ -57,7 +57,6 @@ class Settings:
     new_tokens: int = 128
     repeats: int = 3
     """Turns over all prompts."""
-    timing_repeats: int = 15
     seed: int = 0
 
 
@@ -127,34 +126,21 @@ def context_and_capacity(settings: Settings) -> tuple[int, int]:
     return settings.prompt_tokens + settings.new_tokens // 2, capacity
 
 
-def time_steps(pair: Pair, settings: Settings, reporter: Reporter):
-    """The target's StepTable and each draft's times, all taken in turns."""
+def step_timers(pair: Pair, settings: Settings, reporter: Reporter) -> dict:
+    """("target", batch, tokens, context) and (draft, lookahead) -> timer."""
     context, capacity = context_and_capacity(settings)
     tokens = [1, *(gamma + 1 for gamma in LOOKAHEADS)]
     with reporter.stage("compiling the steps", len(tokens) + 2 * len(pair.drafts)) as report:
-        timers = {
-            ("target", *key): timer
-            for key, timer in measure.target_timers(
-                pair.target, tokens, [context], capacity=capacity, rounds=16, report=report
-            ).items()
-        }
+        found = measure.target_timers(
+            pair.target, tokens, [context], capacity=capacity, rounds=16, report=report
+        )
+        timers = {("target", *key): timer for key, timer in found.items()}
         for name, draft in pair.drafts.items():
             found = measure.draft_timers(
                 draft, (1, 4), context, capacity=capacity, rounds=16, report=report
             )
             timers |= {(name, key): timer for key, timer in found.items()}
-    with reporter.stage("timing the steps", settings.timing_repeats) as report:
-        samples = measure.interleaved(timers, settings.timing_repeats, report)
-    table = measure.table_of_medians(
-        {key[1:]: value for key, value in samples.items() if key[0] == "target"}, "target"
-    )
-    times = {
-        name: measure.draft_times(
-            {key[1]: value for key, value in samples.items() if key[0] == name}, name, context
-        )
-        for name in pair.drafts
-    }
-    return table, times
+    return timers
 
 
 def overhead_of_rounds(seconds_per_round, table: StepTable, times: measure.DraftTimes) -> float:
@@ -169,29 +155,52 @@ def overhead_of_rounds(seconds_per_round, table: StepTable, times: measure.Draft
 
 
 def calibrate(pair: Pair, settings: Settings, reporter: Reporter) -> Calibration:
-    """Step tables, roofline, and each draft's acceptance on the calibration prompts."""
-    table, times = time_steps(pair, settings, reporter)
-    hardware = fit_hardware(
-        list(pair.architectures.values()),
-        [table if name == "target" else times[name].table for name in pair.architectures],
-    )
-    drafts = {}
-    for name, draft in pair.drafts.items():
-        total = len(LOOKAHEADS) + len(pair.calibration_prompts)
-        with reporter.stage(f"acceptance of {name}", total) as report:
-            measured = measure.measure_acceptance(
-                pair.target,
-                draft,
-                pair.calibration_prompts,
-                LOOKAHEADS,
-                max_new_tokens=settings.new_tokens,
-                report=report,
-            )
-        chains = fit_chains(measured)
-        overhead = overhead_of_rounds(chains.seconds_per_round, table, times[name])
-        drafts[name] = DraftCalibration(
-            times=times[name], chains=chains, round_overhead_seconds=overhead
+    """Step tables, roofline, and each draft's acceptance on the calibration prompts.
+
+    Steps are timed after every calibration prompt: what a round costs beside its steps is then a
+    difference of medians over the same minutes, whatever else the machine was doing.
+    """
+    timers = step_timers(pair, settings, reporter)
+    samples = {key: [] for key in timers}
+
+    def time_every_step():
+        for key, timer in timers.items():
+            samples[key].append(timer())
+
+    policies = {
+        (name, gamma): (Chain(lookahead=gamma), draft)
+        for name, draft in pair.drafts.items()
+        for gamma in LOOKAHEADS
+    }
+    total = len(policies) + len(pair.calibration_prompts)
+    with reporter.stage("timing steps, measuring acceptance", total) as report:
+        runs = measure.decode(
+            pair.target,
+            None,
+            pair.calibration_prompts,
+            policies,
+            max_new_tokens=settings.new_tokens,
+            between=time_every_step,
+            report=report,
         )
+    of = {
+        owner: {key[1:]: np.asarray(v) for key, v in samples.items() if key[0] == owner}
+        for owner in pair.architectures
+    }
+    table = measure.table_of_medians(of["target"], "target")
+    context = context_and_capacity(settings)[0]
+    drafts, tables = {}, {"target": table}
+    for name in pair.drafts:
+        times = measure.draft_times({key[0]: v for key, v in of[name].items()}, name, context)
+        tables[name] = times.table
+        chains = fit_chains(
+            {gamma: [run[0].measurement() for run in runs[name, gamma]] for gamma in LOOKAHEADS}
+        )
+        overhead = overhead_of_rounds(chains.seconds_per_round, table, times)
+        drafts[name] = DraftCalibration(times=times, chains=chains, round_overhead_seconds=overhead)
+    hardware = fit_hardware(
+        list(pair.architectures.values()), [tables[name] for name in pair.architectures]
+    )
     return Calibration(target_table=table, hardware=hardware, drafts=drafts)
 
 
@@ -362,7 +371,10 @@ def compare(
     errors = np.abs([r["error"] for r in speculative if "error" in r])
     best = max(rows, key=lambda r: r["measured_tokens_per_second"])
     mine = next((r for r in rows if r["designed"]), rows[0])
+    plain = next(r for r in rows if r["draft"] is None)
     return {
+        "machine_speed_since_calibration": plain["measured_tokens_per_second"]
+        / plain["predicted_tokens_per_second"],
         "configurations": rows,
         "median_error": float(np.median(errors)),
         "largest_error": float(errors.max()),
@@ -436,6 +448,8 @@ def lines_of(comparison: dict[str, Any]) -> list[str]:
         f"median |predicted/measured - 1| {100 * comparison['median_error']:.1f} %, largest "
         f"{100 * comparison['largest_error']:.1f} %; noise of repeating a configuration "
         f"+-{100 * comparison['noise_of_repeating']:.1f} %",
+        f"the machine ran at {100 * comparison['machine_speed_since_calibration']:.0f} % of its "
+        "speed during calibration (autoregression, measured over predicted)",
         f"designed configuration reaches {100 * comparison['designed_over_best']:.1f} % of the "
         "best measured one",
         f"identical to autoregression: {counts['identical']} of {counts['compared']} outputs, "

@@ -314,13 +314,15 @@ def decode(
     sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
     key: int = 0,
     repeats: int = 1,
+    between: Callable[[], None] | None = None,
     report: Progress = silent,
 ) -> dict[Any, list[list[generation.Generation]]]:
     """Every policy on every prompt, batch 1: result[policy][prompt][repeat].
 
     policies: a sequence (all with `draft`), or a mapping of a label to (policy, its draft).
     Prompt by prompt all policies take their turn, so that a comparison is paired and a slow minute
-    of the machine hits all alike. Each policy is compiled before anything is timed.
+    of the machine hits all alike. Each policy is compiled before anything is timed. `between` is
+    called after every prompt (to take other samples under the same conditions).
     """
     if not isinstance(policies, Mapping):
         policies = {policy: (policy, draft) for policy in policies}
@@ -341,6 +343,8 @@ def decode(
         for number, prompt in enumerate(prompts):
             for label in policies:
                 results[label][number].append(once(label, prompt))
+            if between is not None:
+                between()
             report(f"decoded prompt {number + 1} of {len(prompts)}, turn {repeat + 1}")
     return results
 
