@@ -19,7 +19,7 @@ from sdx.search.exact import (
     climb_lattice,
     exhaustive,
     lattice_points,
-    score_table,
+    score_chunks,
 )
 from sdx.search.problems import OBJECTIVES, Common, Kind, Knobs, design_parts
 from sdx.search.sensitivity import scalars_to_float64
@@ -129,7 +129,7 @@ def solve(problem: Problem, start_count: int = 6, rounds: int = 4, inner: int = 
         mine = np.flatnonzero(problem.owners == owner)
         order = mine[np.argsort(-score[mine].max(axis=1), kind="stable")][:top]
         begin = x[order, score[order].argmax(axis=1)]
-        index, extra = _best_rounding(problem, order, begin)
+        index, extra = _best_rounding(problem, order, begin, top)
         index, rows, scores, exact = climb_lattice(
             design_parts, space, profiles, [cells[c] for c in order], problem.common, index
         )
@@ -141,30 +141,38 @@ def solve(problem: Problem, start_count: int = 6, rounds: int = 4, inner: int = 
     return solutions
 
 
-def _best_rounding(problem: Problem, order, x, rows=10, steps=12):
+def _best_rounding(problem: Problem, order, x, top, rows=10, steps=12):
     """Lattice indices [p, n] for cells `order` and their ascents' points x [p, n]: polished once
     per likely profile row, rounded, the best by exact score. Also the evaluations spent."""
     space, common = problem.space, problem.common
     profiles, cells = jnp.asarray(problem.profiles), problem.cells[order]
     if not space:
         return round_to_lattice(space, x), 0
-    tables = np.stack(
+    tables = np.concatenate(
         [
-            np.asarray(score_table(design_parts, x[k][None], profiles, cell, common))[0]
+            score_chunks(design_parts, x[k][None], profiles, cell, common)
             for k, cell in enumerate(cells)
         ]
     )
     likely = np.argsort(-tables, axis=1, kind="stable")[:, :rows]
+    # Workloads differ in how many cells they have: filled up to `top`, polish compiles once.
+    filled = np.resize(np.arange(len(order)), top)
     polished, _ = polish(
-        design_parts, space, profiles, cells, common, x, jnp.asarray(likely), steps=steps
+        design_parts,
+        space,
+        profiles,
+        cells[filled],
+        common,
+        x[filled],
+        jnp.asarray(likely[filled]),
+        steps=steps,
     )
     index = round_to_lattice(space, np.asarray(polished))
     best = []
     for k, cell in enumerate(cells):
         candidates = np.concatenate([index[k], round_to_lattice(space, x[k])[None]])
-        values = jnp.asarray(from_lattice(space, candidates))
-        at_rows = jnp.asarray(problem.profiles[likely[k]])
-        table = np.asarray(score_table(design_parts, values, at_rows, cell, common))
+        values = from_lattice(space, candidates)
+        table = score_chunks(design_parts, values, profiles, cell, common)[:, likely[k]]
         best.append(candidates[table.max(axis=1).argmax()])
     spent = tables.size + likely.size * (3 * steps + 1) + len(cells) * table.size
     return np.stack(best), spent

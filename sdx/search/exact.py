@@ -35,9 +35,10 @@ def score_table(parts, xs, profiles, cell, common):
     return jax.vmap(rows)(xs)
 
 
-def _score_chunks(parts, xs, profiles, cell, common):
+def score_chunks(parts, xs, profiles, cell, common):
     """`score_table` in chunks of one of two shapes, so that it compiles at most twice; the large
     one keeps a chunk's intermediates in cache."""
+    profiles = jnp.asarray(profiles)
     large = max(_SMALL_CHUNK, _CHUNK // len(profiles))
     size = large if len(xs) > 4 * _SMALL_CHUNK else _SMALL_CHUNK
     tables = []
@@ -69,7 +70,10 @@ def _climb_one(parts, space, profiles, cell, common, index, radius, moves, rows)
 
     def look(indices, chosen):
         xs = from_lattice(space, np.stack(indices))
-        table = _score_chunks(parts, xs, jnp.asarray(profiles[chosen]), cell, common)
+        # A short table is filled up with copies of its first row: one shape, one compilation.
+        shape = len(profiles) if len(profiles) <= 32 else len(chosen)
+        table = score_chunks(parts, xs, _pad(profiles[chosen], shape), cell, common)
+        table = table[:, : len(chosen)]
         for i, scores in zip(indices, table, strict=True):
             best = int(scores.argmax())
             seen[tuple(i)] = max(
@@ -97,7 +101,7 @@ def _climb_one(parts, space, profiles, cell, common, index, radius, moves, rows)
 def exhaustive(parts, space: Space, profiles, cell, common):
     """The best of all lattice points x profiles: (x [n], profile row, ln score, points)."""
     xs = lattice(space)
-    table = _score_chunks(parts, xs, profiles, cell, common)
+    table = score_chunks(parts, xs, profiles, cell, common)
     point, row = np.unravel_index(table.argmax(), table.shape)
     return xs[point], int(row), float(table[point, row]), table.size
 
