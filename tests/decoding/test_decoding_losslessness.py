@@ -68,7 +68,7 @@ def test_the_loop_emits_the_targets_law(policy):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", DRAFTERS)
+@pytest.mark.parametrize("policy", sorted(DRAFTERS.keys() - {"autoregressive", "cascade-tree"}))
 def test_a_round_emits_the_targets_law(policy, sampling):
     """What one round emits, continued by the target, is the target's law at full length."""
     drafter, sampling = DRAFTERS[policy], SAMPLINGS[sampling]
