@@ -120,9 +120,9 @@ class Trainer:
             self.manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)
 
         def step(weights, moments, batch, factor, context):
-            value, slope = jax.value_and_grad(
-                lambda w: loss(self.rebuild(w), batch, *context)
-            )(weights)
+            value, slope = jax.value_and_grad(lambda w: loss(self.rebuild(w), batch, *context))(
+                weights
+            )
             clip = jnp.minimum(1.0, 1.0 / (optax.tree.norm(slope) + 1e-6))
             slope = jax.tree.map(lambda g: g * clip, slope)
             change, moments = transform.update(slope, moments, weights)
