@@ -15,6 +15,7 @@ from enumeration import next_law, table
 from sdx.decoding.base import Sequence
 from sdx.decoding.cascades import CascadeDrafter
 from sdx.decoding.chains import ChainDrafter
+from sdx.decoding.cross_vocabulary import CrossVocabulary
 from sdx.decoding.ngram import NgramDrafter
 from sdx.decoding.random import Keys
 from sdx.decoding.thresholds import ThresholdDrafter
@@ -27,6 +28,12 @@ TARGET, DRAFT, MIDDLE = table(0, SIZE, 1.0), table(1, SIZE, 1.0), table(2, SIZE,
 SAMPLING = Sampling(temperature=0.8)  # filters: see the enumeration; here they only cost time
 PROMPT = (3, 4, 7, 3, 4)
 PARENTS = (-1, -1, 0, 1)
+# The draft numbers its tokens the other way round and lacks two of the target's.
+FOREIGN = CrossVocabulary(
+    model=DRAFT,
+    to_draft_V=jnp.arange(SIZE)[::-1],
+    shared_V=jnp.arange(SIZE) % 5 != 2,
+)
 
 
 class Broken(StaticTreeDrafter):
@@ -49,7 +56,17 @@ DRAFTERS = {
         model=DRAFT, threshold=0.1, max_lookahead=2, crossing="drop"
     ),
     "ngram": NgramDrafter(lookahead=2),
+    "cross-vocabulary": ChainDrafter(model=FOREIGN, lookahead=2),
     "cascade": CascadeDrafter(model=MIDDLE, below=ChainDrafter(model=DRAFT, lookahead=1), length=1),
+    "cascade-threshold": CascadeDrafter(
+        model=MIDDLE,
+        below=ThresholdDrafter(model=DRAFT, threshold=0.1, max_lookahead=1),
+        length=2,
+        threshold=0.05,
+    ),
+    "cascade-tree": CascadeDrafter(
+        model=MIDDLE, below=StaticTreeDrafter(model=DRAFT, parents=(-1, -1)), length=1
+    ),
 }
 
 
