@@ -181,7 +181,7 @@ def train(stage: str, args: Args, streams: dict[str, np.ndarray]) -> None:
             refreshed = now.seconds
             save_model(folder, trainer.model)
             text += f" held-out {held_out_loss(trainer.model, streams['held_out'], 8192):.3f}"
-        say(text + f" ({now.step * tokens / now.seconds:.0f} tokens/s)")
+        say(text + f" ({now.steps_per_second * tokens:.0f} tokens/s)")
 
     done = trainer.fit(report)
     save_model(folder, trainer.model)
