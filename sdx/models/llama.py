@@ -25,7 +25,7 @@ from sdx.models.cache import Cache, Fresh
 from sdx.models.config import ModelConfig
 from sdx.models.moe import Experts
 from sdx.models.rope import RopeScaling, frequencies
-from sdx.models.small_steps import PLAIN, multiply
+from sdx.models.small_steps import PANELS, PLAIN, StepForms, multiply
 
 
 @struct.dataclass
@@ -41,6 +41,36 @@ class Output:
     hidden_BxTxD: jax.Array
     layers: tuple[jax.Array, ...]
     fresh: Fresh
+
+
+@struct.dataclass
+class States:
+    """hidden_BxTxD, the input of the head; `layers`, the residual stream after each layer."""
+
+    hidden_BxTxD: jax.Array
+    layers: tuple[jax.Array, ...]
+
+
+@struct.dataclass
+class TargetParts:
+    """What a draft head borrows from its target: arrays, shared and never trained.
+
+    embedding_VxD; head_DxV, None if it is the embedding; head_DxV_panels: the head's second
+    storage for small steps (small_steps.py), if the target has one.
+    """
+
+    embedding_VxD: jax.Array
+    head_DxV: jax.Array | None = None
+    head_DxV_panels: jax.Array | None = None
+    forms: StepForms = struct.field(pytree_node=False, default=PLAIN)
+
+    def head(self) -> jax.Array:
+        """The head's matrix `[D, V]`."""
+        return self.embedding_VxD.T if self.head_DxV is None else self.head_DxV
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """The target's head on features: `[..., D]` to `[..., V]`."""
+        return multiply(hidden, self, "head_DxV")
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
@@ -101,10 +131,14 @@ class Block(nnx.Module):
 
     def project(self, x_BxTxD: jax.Array, positions_BxT: jax.Array):
         """Rotated queries `[B, T, H, E]`, rotated keys and values `[B, T, K, E]`."""
+        normed = rms_norm(x_BxTxD, self.attention_norm_D[...], self.config.norm_eps)
+        return self.project_normed(normed, positions_BxT)
+
+    def project_normed(self, normed_BxTxD: jax.Array, positions_BxT: jax.Array):
+        """`project` of what the norm before the attention gave."""
         c = self.config
-        B, T, _ = x_BxTxD.shape
-        normed = rms_norm(x_BxTxD, self.attention_norm_D[...], c.norm_eps)
-        qkv = multiply(normed, self, "qkv_DxN")
+        B, T, _ = normed_BxTxD.shape
+        qkv = multiply(normed_BxTxD, self, "qkv_DxN")
         if c.qkv_bias:
             qkv = qkv + self.qkv_bias_N[...]
         qkv = qkv.reshape(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -207,12 +241,17 @@ class Llama(nnx.Module):
 
     def features(self, tokens_BxT: jax.Array) -> jax.Array:
         """The input of the head for whole sequences, without a cache: training."""
+        return self.states(tokens_BxT).hidden_BxTxD
+
+    def states(self, tokens_BxT: jax.Array) -> States:
+        """`features` with the residual stream after each layer."""
         positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        x = self.embedding_VxD[...][tokens_BxT]
+        x, layers = self.embedding_VxD[...][tokens_BxT], []
         for block in self.blocks:
             q, k, v = block.project(x, positions_BxT)
             x = block.finish(x, causal_attention(q, k, v, window=block.window))
-        return self.normalise(x)
+            layers.append(x)
+        return States(self.normalise(x), tuple(layers))
 
     def normalise(self, x: jax.Array) -> jax.Array:
         """The norm before the head."""
@@ -221,6 +260,16 @@ class Llama(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The head: `[..., D]` to `[..., V]`."""
         return multiply(hidden, self, "head_DxV")
+
+    def parts(self) -> TargetParts:
+        """What draft heads take from this model as arguments."""
+        panels = getattr(self, "head_DxV" + PANELS, None)
+        return TargetParts(
+            embedding_VxD=self.embedding_VxD[...],
+            head_DxV=None if self.config.tie_embedding else self.head_DxV[...],
+            head_DxV_panels=None if panels is None else panels[...],
+            forms=self.forms,
+        )
 
     def head(self) -> jax.Array:
         """The head's matrix `[D, V]`; of a tied model the embedding's transpose."""
