@@ -52,7 +52,6 @@ def chain_designs_per_second(target, hardware) -> float:
         loss_law=besiroglu,
         draft_tokens=15e12,
         target_tokens=15e12,
-        new_tokens=256.0,
     )
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -65,7 +64,7 @@ def chain_designs_per_second(target, hardware) -> float:
             ],
             axis=1,
         )
-        cell = jnp.asarray([8.0, 1024.0, 8.0, 1.0, 0.0])
+        cell = jnp.asarray([8.0, 1024.0, 8.0, 1.0, 0.0, 256.0, 0.0])
         one = lambda d, common: log_score(design_parts(d[:2], d[2:], cell, common))  # noqa: E731
         evaluate = jax.jit(jax.vmap(one, in_axes=(0, None)))
         seconds = median_seconds(lambda: evaluate(designs, common).block_until_ready(), 5)

@@ -113,12 +113,11 @@ def random_problem(rng, policy, costs) -> Problem:
         loss_law=besiroglu,
         draft_tokens=log_uniform(rng, 2e11, 2e13),
         target_tokens=log_uniform(rng, 1e12, 2e13),
-        new_tokens=256.0,
         round_overhead_seconds=log_uniform(rng, 1e-6, 1e-3),
         rank_ratio=rng.uniform(0.1, 0.4),
     )
     batch, context = log_uniform(rng, 1, 64), log_uniform(rng, 128, 16384)
-    cells = jnp.asarray([[batch, context, float(tp)] for tp in degrees])
+    cells = jnp.asarray([[batch, context, float(tp), 1.0, 0.0, 256.0, 0.0] for tp in degrees])
     return Problem(space, profiles, cells, np.zeros(len(degrees), int), scalars_to_float64(common))
 
 

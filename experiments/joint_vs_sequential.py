@@ -33,9 +33,9 @@ from sdx.search.problems import (
 )
 from sdx.search.sensitivity import scalars_to_float64
 from sdx.search.space import lattice
+from sdx.theory.costs import draft_pass_seconds
 from sdx.theory.hardware import load_hardware
 from sdx.theory.scaling import besiroglu, optimal_draft_size, sdsl_plane
-from sdx.theory.throughput import draft_pass_seconds
 from sdx.theory.transformers import llama_like, load_architecture, parameters
 
 RESULT = Path(__file__).parent / "results" / "joint_vs_sequential.json"
@@ -63,7 +63,7 @@ def sequential(target, hardware, tp, batch, context, tokens) -> dict:
     ratio = shapes[:, 1] / shapes[:, 0]
     off = np.where((ratio >= 16) & (ratio <= 160), np.abs(np.log(size / N)), np.inf)
     close = shapes[off <= max(off.min(), 0.15)]
-    cell = jnp.asarray([batch, context, float(tp), 1.0, 0.0])
+    cell = jnp.asarray([batch, context, float(tp), 1.0, 0.0, 256.0, 0.0])
     work = Workload(batch=batch, context=context)
     seconds = [
         float(
@@ -88,7 +88,6 @@ def sequential(target, hardware, tp, batch, context, tokens) -> dict:
             loss_law=besiroglu,
             draft_tokens=tokens,
             target_tokens=15e12,
-            new_tokens=256.0,
         )
         arguments = (jnp.asarray(profiles), cell, scalars_to_float64(common))
         table = np.asarray(score_table(design_parts, jnp.asarray(draft)[None], *arguments))[0]

@@ -25,12 +25,13 @@ from sdx.records import (
 )
 from sdx.search import problems
 from sdx.search.ascent import log_score
-from sdx.search.problems import CELL, design_parts
+from sdx.search.problems import CELL, KNOBS, design_parts
 from sdx.search.sensitivity import elasticities, scalars_to_float64
-from sdx.theory.acceptance import Geometric
 from sdx.theory.hardware import Hardware, step_breakdown
-from sdx.theory.throughput import DO_NOT, SPECULATE, objective
+from sdx.theory.throughput import DO_NOT, predict
 from sdx.theory.transformers import parameters
+
+WORKLOAD = ("batch", "context", "new_tokens", "temperature")
 
 
 @record
@@ -42,7 +43,8 @@ class DesignResult:
     how much better, relatively, any design of the lattice can be (None: not certified);
     `ascent_gap`: what the ascent alone missed before enumeration (None: not enumerated).
     `bounds`: what bounds the draft's and the target's pass. `elasticities`: d ln score / d ln
-    theta, largest first. `device`: multiples of compute and bandwidth where they were designed.
+    theta, largest first. `device`: the designed multiples of compute and bandwidth, and on-chip
+    megabytes.
     """
 
     design: Design
@@ -72,48 +74,17 @@ def _policy(kind, values, profile):
     if kind.policy == "chain":
         return Chain(lookahead=int(profile[0]))
     if kind.policy == "tree":
-        return DynamicTree(budget=int(profile[0]), depth=int(profile[1]))
-    return ThresholdChain(threshold=float(values["threshold"]))
+        budget, depth = int(profile[0]), int(profile[1])
+        return DynamicTree(budget=budget, depth=depth, branching=-(-budget // depth))
+    return ThresholdChain(threshold=float(values["threshold"]), max_lookahead=kind.max_lookahead)
 
 
 @jax.jit
-def _predict(x, profile, cell, common):
-    """Prediction, alpha and N of a design, for any policy."""
+def _drafted(x, profile, cell, common):
+    """Draft, acceptance law, device and N of a design."""
     values = problems.values_of(x, common)
-    draft = problems.draft_of(values, cell, common)
-    workload = problems.workload_of(cell, common)
-    acceptance = common.acceptance
-    if common.kind.family == "heads":
-        acceptance = problems._head_acceptance(profile[0], cell, common)
-    elif acceptance is None:
-        acceptance = Geometric(alpha=problems.alpha_of(draft, values, common))
-    spec = DrafterSpec(weight_dtype=common.kind.weight_dtype)
-    alone = Design(drafter=spec, policy=Autoregressive(), tensor_parallel=cell[2])
-    baseline = objective(
-        alone,
-        workload,
-        common.target,
-        problems._device(common, values),
-        None,
-        draft,
-        common.draft_hardware,
-    )
-    drafted, verified, tokens = problems.round_seconds(x, profile, cell, common)
-    seconds = drafted + verified + common.round_overhead_seconds
-    rate = workload.batch * tokens / seconds
-    speedup = rate / baseline.tokens_per_second
-    prediction = dataclasses.replace(
-        baseline,
-        tokens_per_second=rate,
-        speedup=speedup,
-        tokens_per_round=tokens,
-        draft_seconds=drafted,
-        verify_seconds=verified,
-        overhead_seconds=common.round_overhead_seconds,
-        joules_per_token=baseline.joules_per_token / speedup,
-        dollars_per_million_tokens=baseline.dollars_per_million_tokens / speedup,
-    )
-    return prediction, draft, acceptance, parameters(draft)
+    s = problems.setting_of(profile, values, cell, common)
+    return s.draft, s.acceptance, s.hardware, parameters(s.draft)
 
 
 def describe(workload, problem, solution, gap, ascent_gap, evaluations) -> DesignResult:
@@ -122,14 +93,21 @@ def describe(workload, problem, solution, gap, ascent_gap, evaluations) -> Desig
     common, cell = problem.common, problem.cells[cell_index]
     profile = jnp.asarray(problem.profiles[row])
     values = {v.name: float(x[k]) for k, v in enumerate(problem.space)}
-    prediction, draft, acceptance, N = _predict(jnp.asarray(x), profile, cell, common)
-    wins = float(prediction.speedup) > 1.0 + 1e-12
-    prediction = dataclasses.replace(prediction, verdict=SPECULATE if wins else DO_NOT)
-    spec = _spec(values, cell, draft, common)
+    draft, acceptance, device, N = _drafted(jnp.asarray(x), profile, cell, common)
     chosen = Design(
-        drafter=spec,
+        drafter=_spec(values, cell, draft, common),
         policy=_policy(common.kind, values, problem.profiles[row]),
         tensor_parallel=int(cell[2]),
+    )
+    prediction = predict(
+        chosen,
+        workload,
+        common.target,
+        device,
+        acceptance,
+        draft,
+        draft_hardware=common.draft_hardware,
+        round_overhead_seconds=common.round_overhead_seconds,
     )
     return DesignResult(
         design=chosen,
@@ -143,7 +121,7 @@ def describe(workload, problem, solution, gap, ascent_gap, evaluations) -> Desig
         ascent_gap=ascent_gap,
         elasticities=_elasticities(x, profile, cell, common, problem.space),
         bounds=_bounds(draft, cell, problem.profiles[row], common),
-        device={k: values[k] for k in ("compute", "bandwidth") if k in values},
+        device={k: values[k] for k in KNOBS if k in values},
         evaluations=evaluations,
         objective=common.kind.objective,
         source=(problem, int(cell_index), np.asarray(x), int(row)),
@@ -193,10 +171,10 @@ def _elasticities(x, profile, cell, common, space) -> dict[str, float]:
     names = rows[common.kind.policy]
     chosen = {v.name: x[k] for k, v in enumerate(space)}
     chosen |= {name: profile[k] for k, name in enumerate(names)}
-    chosen |= {name: cell[k] for k, name in enumerate(CELL) if k > 1}
+    chosen |= {name: cell[k] for k, name in enumerate(CELL) if name not in WORKLOAD}
     arguments = {
         "design": chosen,
-        "workload": {"batch": cell[0], "context": cell[1]},
+        "workload": {name: cell[k] for k, name in enumerate(CELL) if name in WORKLOAD},
         "hardware": common.hardware,
         "acceptance": {"alpha": common.alpha_factor, "draft_tokens": common.draft_tokens},
     }

@@ -24,12 +24,15 @@ from sdx.search.exact import (
 from sdx.search.problems import OBJECTIVES, Common, Kind, Knobs, design_parts
 from sdx.search.sensitivity import scalars_to_float64
 from sdx.search.space import from_lattice, round_to_lattice, starts
+from sdx.theory.acceptance import BetaMixture, Geometric, PerPosition
 from sdx.theory.hardware import Hardware, StepTable, require_fit
 from sdx.theory.numerics import float64
 from sdx.theory.scaling import besiroglu, sdsl_plane
 
 POLICIES = ("chain", "tree", "threshold")
-_ENUMERATE = 50_000  # lattice points per cell up to which the certificate is enumeration
+# Lattice points per cell up to which the certificate is enumeration. A threshold design costs as
+# much as fifty chains (convolutions): there branch and bound is the cheaper one much earlier.
+_ENUMERATE = {"chain": 50_000, "tree": 50_000, "threshold": 2_000}
 TREE_BUDGETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TREE_DEPTHS = tuple(range(1, 9))
 
@@ -77,6 +80,8 @@ def _check(workloads, devices, max_lookahead, objective, policies, hardware, kno
         raise ValueError(f"unknown policy {sorted(unknown)}; known: {', '.join(POLICIES)}")
     if isinstance(hardware, StepTable) and (objective[-5:] in ("joule", "ollar") or knobs):
         raise ValueError("a step table has no watts, price or knobs: give a Hardware")
+    if len({w.batching for w in workloads}) > 1:
+        raise ValueError("workloads of one call are all continuous or all static: call twice")
     for w in workloads:
         if not float(w.batch) > 0 or float(w.context) < 0 or not float(w.new_tokens) > 0:
             raise ValueError(
@@ -104,6 +109,7 @@ def _space(target, without_draft, policy, tokens, knobs):
 
 
 def _profiles(policy, max_lookahead):
+    """Threshold policies have no integer to look at: one row."""
     if policy == "tree":
         return problems.tree_profiles(TREE_BUDGETS, TREE_DEPTHS)
     return problems.chain_profiles(max_lookahead if policy == "chain" else 1)
@@ -182,7 +188,7 @@ def certify(problem: Problem, owner: int, found: float):
     """(certificate gap, ascent gap, better (cell, x, row, score) or None) of one workload."""
     mine = np.flatnonzero(problem.owners == owner)
     space, profiles, common = problem.space, jnp.asarray(problem.profiles), problem.common
-    if lattice_points(space, profiles) <= _ENUMERATE:
+    if lattice_points(space, profiles) <= _ENUMERATE[common.kind.policy]:
         tops = [
             (c, *exhaustive(design_parts, space, profiles, problem.cells[c], common)[:3])
             for c in mine
@@ -190,6 +196,8 @@ def certify(problem: Problem, owner: int, found: float):
         best = max(tops, key=lambda t: t[3])
         gap = float(np.expm1(max(best[3] - found, 0.0)))
         return 0.0, gap, best if best[3] > found else None
+    if problem.common.kind.batching == "static":
+        return None, None, None  # what a static batch loses has no known sign: no box bounds
     gaps = [
         branch_and_bound(design_parts, space, profiles, problem.cells[c], common, found)[0]
         for c in mine
@@ -233,20 +241,23 @@ def design(
     width of a Llama-like draft are designed, its acceptance by `law` of perplexities by `loss_law`
     of sizes and training tokens. Family "heads": `head_layers` K and `specialist_positions` n of a
     head on the target, accepted by `head_law` (a theory.heads.HeadLaw). Both may be compared. Or
-    `draft` (Architecture) with its measured `acceptance` law, and
+    `draft` (Architecture) with its measured `acceptance` (a law, or a dict of laws by policy), and
     `draft_hardware` (its StepTable): only policy and split are designed. `policies` to compare:
-    chain, tree, threshold. `devices`: tensor parallel degrees 1, 2, 4 ... up to it are tried, or
+    chain, tree, threshold (at most `max_lookahead` drafts). Of a workload everything counts but
+    its temperature, which only heads have a law for: other laws hold at the temperature they were
+    fitted at. `devices`: tensor parallel degrees 1, 2, 4 ... up to it are tried, or
     `tensor_parallel` alone; `weight_dtypes` of the draft. `objective`: tokens_per_second, latency
     (tokens per second of one user), tokens_per_joule, tokens_per_dollar.
     `latency_limit_seconds` per token of one user. `training_flops_limit`, 6 N D: the draft's
-    tokens are designed too, under it. `knobs`: compute and bandwidth of the device are
-    designed too, under its budget. Raises ValueError for bad or infeasible input.
+    tokens are designed too, under it. `knobs`: compute, bandwidth and on-chip memory of the device
+    are designed too, under its budget. Raises ValueError for bad or infeasible input.
     """
     single = isinstance(workload, Workload)
     workloads = [workload] if single else list(workload)
     _check(workloads, devices, max_lookahead, objective, policies, hardware, knobs)
     if (draft is None) != (acceptance is None):
         raise ValueError("a given draft and its measured acceptance law come together")
+    laws = _laws(acceptance, policies)
     families = (family,) if isinstance(family, str) else tuple(family)
     _check_families(families, draft, head_law, policies)
     common = Common(
@@ -257,10 +268,8 @@ def design(
         loss_law=loss_law,
         draft_tokens=draft_tokens,
         target_tokens=target_tokens,
-        new_tokens=workloads[0].new_tokens,
         round_overhead_seconds=round_overhead_seconds,
         draft=draft,
-        acceptance=acceptance,
         draft_hardware=draft_hardware,
         head_law=head_law,
         training_flops_limit=jnp.inf if training_flops_limit is None else training_flops_limit,
@@ -274,7 +283,7 @@ def design(
         plain = draft is not None or name == "llama"
         owners, cells = _cells(workloads, degrees, [(1, 0)] if plain else heads)
         tokens = training_flops_limit is not None
-        space = _space(target, draft is not None or not plain, policy, tokens, knobs is not None)
+        space = _space(target, draft is not None or not plain, policy, tokens, knobs)
         for dtype in weight_dtypes if draft is None else (draft.weight_dtype,):
             kind = dataclasses.replace(
                 common.kind,
@@ -282,13 +291,15 @@ def design(
                 policy=policy,
                 family="independent" if plain else "heads",
                 weight_dtype=dtype,
+                batching=workloads[0].batching,
+                max_lookahead=max_lookahead,
             )
             problem = Problem(
                 space,
                 _profiles(policy, max_lookahead),
                 cells,
                 owners,
-                scalars_to_float64(dataclasses.replace(common, kind=kind)),
+                scalars_to_float64(dataclasses.replace(common, kind=kind, acceptance=laws[policy])),
             )
             for k, solution in enumerate(solve(problem, start_count)):
                 best.setdefault(k, []).append((problem, solution))
@@ -307,10 +318,22 @@ def _check_families(families, draft, head_law, policies):
         raise ValueError("a head's confidences have no law here: leave the threshold policy out")
 
 
+def _laws(acceptance, policies) -> dict:
+    """The given draft's acceptance by policy; a tree's is by rank."""
+    if not isinstance(acceptance, dict):
+        acceptance = dict.fromkeys(policies, acceptance)
+    missing = set(policies) - set(acceptance)
+    if missing:
+        raise ValueError(f"no acceptance law for {', '.join(sorted(missing))}: add it to the dict")
+    if isinstance(acceptance.get("tree"), Geometric | BetaMixture | PerPosition):
+        raise ValueError("a tree needs acceptance by rank: q[depth, rank], GeometricRanks or AAT")
+    return acceptance
+
+
 def _cells(workloads, degrees, heads):
-    """(owner of each cell, cells [p, 5]): workload x tensor parallel degree x (K, n)."""
+    """(owner of each cell, cells [p, 7]): workload x tensor parallel degree x (K, n)."""
     rows = [
-        (k, float(w.batch), float(w.context), float(degree), float(layers), float(n))
+        (k, *map(float, (w.batch, w.context, degree, layers, n, w.new_tokens, w.temperature)))
         for k, w in enumerate(workloads)
         for degree in degrees[k]
         for layers, n in heads

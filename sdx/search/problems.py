@@ -5,10 +5,11 @@ once; its numbers are a cell (batch, context, devices, head layers and specialis
 cells share (`Common`). All workloads and all numeric categories climb together.
 
     x        layers, width, ffn_ratio, log10_draft_tokens, threshold,
-             compute, bandwidth                                real, designed by gradient
+             compute, bandwidth, on_chip_megabytes             real, designed by gradient
     profile  (lookahead,)  or  (budget, depth)                 integers, looked at exactly
     cell     batch, context, tensor_parallel, and for heads
-             head_layers (K), specialist_positions (n)         enumerated
+             head_layers (K), specialist_positions (n);
+             new_tokens, temperature                           enumerated
 """
 
 from __future__ import annotations
@@ -19,26 +20,31 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from sdx.records import DrafterSpec, Number, Workload, record, static
+from sdx.records import DrafterSpec, Number, ThresholdChain, Workload, record, static
 from sdx.search.ascent import Parts
 from sdx.search.space import Space, Variable
-from sdx.theory.acceptance import Geometric, PerPosition
-from sdx.theory.hardware import Hardware, memory_required_bytes, step_seconds
+from sdx.theory.acceptance import Geometric, PerPosition, static_efficiency
+from sdx.theory.costs import draft_architecture, draft_pass_seconds, verify_seconds
+from sdx.theory.hardware import Hardware, memory_required_bytes
+from sdx.theory.rounds import Round, Setting, chain_round, threshold_round, tree_outcome
 from sdx.theory.scaling import LossLaw
-from sdx.theory.thresholds import BetaConfidence, threshold_chain
-from sdx.theory.throughput import (
-    draft_architecture,
-    draft_pass_seconds,
-    draft_seconds,
-    verify_seconds,
-)
+from sdx.theory.thresholds import BetaConfidence
 from sdx.theory.transformers import Architecture, llama_like, parameters
 from sdx.theory.trees.geometric import GeometricRanks
 
 # Width to layers of the Llama, Qwen, OPT and SmolLM models of hw_models/presets: 19 to 128. The
 # loss law knows only N; outside this window a draft of N parameters is not what it was fitted on.
 ASPECT_RATIO = (16.0, 160.0)
-CELL = ("batch", "context", "tensor_parallel", "head_layers", "specialist_positions")
+CELL = (
+    "batch",
+    "context",
+    "tensor_parallel",
+    "head_layers",
+    "specialist_positions",
+    "new_tokens",
+    "temperature",
+)
+KNOBS = ("compute", "bandwidth", "on_chip_megabytes")
 OBJECTIVES = ("tokens_per_second", "latency", "tokens_per_joule", "tokens_per_dollar")
 
 
@@ -52,18 +58,25 @@ class Kind:
     family: Literal["independent", "heads"] = static(default="independent")
     objective: str = static(default="tokens_per_second")
     weight_dtype: str = static(default="bfloat16")
+    batching: Literal["continuous", "static"] = static(default="continuous")
+    max_lookahead: int = static(default=8)  # of the threshold policy
 
 
 @record
 class Knobs:
     """A device to be designed: its peak rate and bandwidth are multiples (variables `compute`,
-    `bandwidth`) of the given one's; compute_share * compute + bandwidth_share * bandwidth +
-    fixed_share <= budget, in shares of the given device's area, power or price."""
+    `bandwidth`) of the given one's, and `on_chip_megabytes` of memory are added, up to
+    `max_on_chip_megabytes` (0: none), in which a draft stays. compute_share * compute +
+    bandwidth_share * bandwidth + megabyte_share * on_chip_megabytes + fixed_share <= budget, in
+    shares of the given device's area, power or price. Shares are assumptions to be replaced;
+    megabyte_share: some 0.3 mm2 of SRAM on a die of 800 mm2."""
 
     compute_share: Number = 0.55
     bandwidth_share: Number = 0.25
     fixed_share: Number = 0.2
+    megabyte_share: Number = 4e-4
     budget: Number = 1.0
+    max_on_chip_megabytes: float = static(default=0.0)
 
 
 @record
@@ -81,7 +94,6 @@ class Common:
     loss_law: LossLaw
     draft_tokens: Number
     target_tokens: Number
-    new_tokens: Number
     round_overhead_seconds: Number = 0.0
     draft: Any = None
     acceptance: Any = None
@@ -96,7 +108,13 @@ class Common:
 
 
 def workload_of(cell, common) -> Workload:
-    return Workload(batch=cell[0], context=cell[1], new_tokens=common.new_tokens)
+    return Workload(
+        batch=cell[0],
+        context=cell[1],
+        new_tokens=cell[5],
+        temperature=cell[6],
+        batching=common.kind.batching,
+    )
 
 
 def values_of(x, common) -> dict:
@@ -113,7 +131,7 @@ def draft_space(
     ffn_steps=0,
     tokens=False,
     threshold=False,
-    knobs=False,
+    knobs: Knobs | None = None,
 ) -> Space:
     """Variables of an independent draft and, where asked for, of threshold and device.
 
@@ -153,9 +171,14 @@ def draft_space(
                 seconds=-1,
             )
         )
-    if knobs:
-        faster = dict(low=0.25, high=2.5, step=0.05, scale="linear", gain=0, seconds=-1, price=1)
+    if knobs is not None:
+        better = dict(scale="linear", gain=0, seconds=-1, price=1)
+        faster = dict(low=0.25, high=2.5, step=0.05, **better)
         space += [Variable(name="compute", **faster), Variable(name="bandwidth", **faster)]
+        most = knobs.max_on_chip_megabytes
+        if most:
+            name = "on_chip_megabytes"
+            space.append(Variable(name=name, low=0.0, high=most, step=most / 64.0, **better))
     return tuple(space)
 
 
@@ -186,7 +209,8 @@ def price_per_second(hardware, common, tensor_parallel, values):
 
 def _budget_used(knobs, values):
     parts = knobs.compute_share * values["compute"] + knobs.bandwidth_share * values["bandwidth"]
-    return parts + knobs.fixed_share
+    memory = knobs.megabyte_share * values.get("on_chip_megabytes", 0.0)
+    return parts + memory + knobs.fixed_share
 
 
 def _device(common, values):
@@ -199,6 +223,7 @@ def _device(common, values):
             k: v * values["compute"] for k, v in h.peak_flops_per_second.items()
         },
         memory_bandwidth_bytes_per_second=h.memory_bandwidth_bytes_per_second * values["bandwidth"],
+        on_chip_memory_bytes=h.on_chip_memory_bytes + 1e6 * values.get("on_chip_megabytes", 0.0),
     )
 
 
@@ -208,7 +233,7 @@ def _memory_slack(cell, common, draft):
     h = common.hardware
     if not isinstance(h, Hardware):
         return jnp.asarray(1.0)
-    longest = cell[1] + common.new_tokens
+    longest = cell[1] + cell[5]
     needed = memory_required_bytes(common.target, cell[0], longest, cell[2])
     needed = needed + memory_required_bytes(draft, cell[0], longest, 1.0)
     return 1.0 - needed / h.memory_capacity_bytes
@@ -247,8 +272,9 @@ def alpha_of(draft, values, common):
 
 def design_parts(x, profile, cell, common) -> Parts:
     """Gain, seconds, price and slacks of one design in one cell."""
-    values, workload = values_of(x, common), workload_of(cell, common)
-    draft, device = draft_of(values, cell, common), _device(common, values)
+    values = values_of(x, common)
+    setting = setting_of(profile, values, cell, common)
+    draft, device = setting.draft, setting.hardware
     slack = [_memory_slack(cell, common, draft)]
     if common.draft is None and common.kind.family == "independent":
         aspect = jnp.log(values["width"] / values["layers"])
@@ -260,12 +286,13 @@ def design_parts(x, profile, cell, common) -> Parts:
         slack.append(1.0 - flops / common.training_flops_limit)
     if "compute" in values:
         slack.append(1.0 - _budget_used(common.knobs, values) / common.knobs.budget)
-    drafted, verified, tokens = _ROUNDS[common.kind.policy](
-        profile, draft, device, workload, cell, common, values
-    )
-    seconds = drafted + verified + common.round_overhead_seconds
+    round = _ROUNDS[common.kind.policy](profile, setting, values, common)
+    tokens = round.tokens
+    if common.kind.batching == "static":
+        tokens = tokens * static_efficiency(round.survival, cell[0], cell[5])
+    seconds = round.draft_seconds + round.verify_seconds + common.round_overhead_seconds
     return Parts(
-        gain=tokens * (1.0 if common.kind.objective == "latency" else workload.batch),
+        gain=tokens * (1.0 if common.kind.objective == "latency" else cell[0]),
         seconds=seconds,
         price=price_per_second(device, common, cell[2], values),
         slack=jnp.stack([jnp.asarray(s, float) for s in slack]),
@@ -273,79 +300,68 @@ def design_parts(x, profile, cell, common) -> Parts:
     )
 
 
-def round_seconds(x, profile, cell, common):
-    """(draft seconds, verify seconds, tokens) per round."""
-    values = values_of(x, common)
-    return _ROUNDS[common.kind.policy](
-        profile,
-        draft_of(values, cell, common),
-        _device(common, values),
-        workload_of(cell, common),
-        cell,
-        common,
-        values,
+def setting_of(profile, values, cell, common) -> Setting:
+    """All that `theory.rounds` needs to know of a design beside its policy."""
+    device, draft = _device(common, values), draft_of(values, cell, common)
+    return Setting(
+        spec=DrafterSpec(family="independent", weight_dtype=common.kind.weight_dtype),
+        tensor_parallel=cell[2],
+        workload=workload_of(cell, common),
+        target=common.target,
+        hardware=device,
+        acceptance=law_of(profile, draft, values, cell, common),
+        draft=draft,
+        draft_hardware=device if common.draft_hardware is None else common.draft_hardware,
     )
 
 
-def _drafter(common, device):
-    """(hardware that times the draft, spec)."""
-    spec = DrafterSpec(family="independent", weight_dtype=common.kind.weight_dtype)
-    return (device if common.draft_hardware is None else common.draft_hardware), spec
-
-
-def _chain_round(profile, draft, device, workload, cell, common, values):
-    gamma, tp = profile[0], cell[2]
-    hardware, spec = _drafter(common, device)
-    drafted = draft_seconds(spec, draft, common.target, hardware, workload, gamma, tp)
-    verified = verify_seconds(common.target, device, workload, gamma + 1.0, tp)
-    law = common.acceptance
-    if common.kind.family == "heads":
-        law = _head_acceptance(gamma, cell, common)
-    elif law is None:
-        law = Geometric(alpha=alpha_of(draft, values, common))
-    return drafted, verified, law.expected_tokens(gamma)
+def law_of(profile, draft, values, cell, common):
+    """The acceptance law of a design: measured, of a head, or by the scaling law of alpha."""
+    kind = common.kind
+    if kind.family == "heads":
+        # A chain verifies its drafts, a tree its nodes; the hazards are those of whole levels.
+        rates = common.head_law.hazards(
+            _POSITIONS,
+            layers=cell[3],
+            specialist_positions=cell[4],
+            temperature=cell[6],
+            nodes=profile[0],
+        )
+        return PerPosition(rates=common.alpha_factor * rates)
+    if common.acceptance is not None:
+        return common.acceptance
+    alpha = alpha_of(draft, values, common)
+    if kind.policy == "tree":
+        return GeometricRanks(alpha=alpha, rank_ratio=common.rank_ratio)
+    if kind.policy == "threshold":  # confidences around their mean, which is alpha
+        kappa = common.confidence_concentration
+        return BetaConfidence(a=kappa * alpha, b=kappa * (1.0 - alpha))
+    return Geometric(alpha=alpha)
 
 
 _POSITIONS = 16
 
 
-def _head_acceptance(nodes, cell, common) -> PerPosition:
-    """Chain: the hazards of a head of K layers with n positions per specialist."""
-    rates = common.head_law.hazards(
-        _POSITIONS, layers=cell[3], specialist_positions=cell[4], nodes=nodes
-    )
-    return PerPosition(rates=common.alpha_factor * rates)
+def _chain_round(profile, s, values, common):
+    return chain_round(profile[0], s)
 
 
-def _tree_round(profile, draft, device, workload, cell, common, values):
+def _tree_round(profile, s, values, common):
     """`depth` draft passes of budget / depth nodes each; a node sees (depth - 1) / 2 ancestors."""
-    budget, depth, tp = profile[0], profile[1], cell[2]
-    hardware, _ = _drafter(common, device)
-    drafted = depth * draft_pass_seconds(draft, hardware, workload, budget / depth, tp)
+    budget, depth = profile[0], profile[1]
+    where = (s.draft, s.draft_hardware, s.workload)
+    drafted = depth * draft_pass_seconds(*where, budget / depth, s.tensor_parallel)
+    ancestors = (depth - 1.0) / 2.0
     verified = verify_seconds(
-        common.target, device, workload, budget + 1.0, tp, ancestors=(depth - 1.0) / 2.0
+        s.target, s.hardware, s.workload, budget + 1.0, s.tensor_parallel, ancestors=ancestors
     )
-    if common.kind.family == "heads":  # the law's hazards are those of whole levels of a tree
-        law = _head_acceptance(budget, cell, common)
-        return drafted, verified, law.expected_tokens(depth)
-    law = common.acceptance
-    if law is None:
-        law = GeometricRanks(alpha=alpha_of(draft, values, common), rank_ratio=common.rank_ratio)
-    return drafted, verified, law.expected_tokens(budget, depth)
+    tokens, survival = tree_outcome(s.acceptance, budget, depth)
+    return Round(tokens=tokens, draft_seconds=drafted, verify_seconds=verified, survival=survival)
 
 
-def _threshold_round(profile, draft, device, workload, cell, common, values):
-    """Confidence ~ Beta with mean alpha; the token that crosses the threshold is kept."""
-    tp, kappa = cell[2], common.confidence_concentration
-    law = common.acceptance
-    if law is None:
-        alpha = alpha_of(draft, values, common)
-        law = BetaConfidence(a=kappa * alpha, b=kappa * (1.0 - alpha))
-    outcome = threshold_chain(law, values["threshold"], steps=64)
-    hardware, spec = _drafter(common, device)
-    drafted = draft_seconds(spec, draft, common.target, hardware, workload, outcome.drafts, tp)
-    verified = step_seconds(common.target, device, cell[0], outcome.verified + 1.0, cell[1], tp)
-    return drafted, verified, outcome.tokens
+def _threshold_round(profile, s, values, common):
+    policy = ThresholdChain(threshold=values["threshold"], max_lookahead=common.kind.max_lookahead)
+    return threshold_round(policy, s)
 
 
 _ROUNDS = {"chain": _chain_round, "tree": _tree_round, "threshold": _threshold_round}

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdx.records import Workload, record
+from sdx.theory.costs import draft_pass_seconds, verify_seconds
 from sdx.theory.numerics import float64
-from sdx.theory.throughput import draft_pass_seconds, verify_seconds
 
 
 @record

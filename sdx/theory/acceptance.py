@@ -14,6 +14,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import digamma, gammaln
+from jax.scipy.stats import norm
 
 from sdx.records import Number, record
 from sdx.theory.numerics import float64, geometric_sum, safe_log
@@ -147,24 +148,34 @@ def expected_tokens_over_requests(laws, weights, gamma):
     return 1.0 / rounds
 
 
+def chain_survival(law, gamma, positions: int = 128):
+    """P(at least k drafts of a chain of `gamma` are accepted), k = 0..positions; a real gamma
+    mixes its neighbours."""
+    k = jnp.arange(positions + 1.0)
+    return jnp.clip(gamma - k + 1.0, 0.0, 1.0) * law.survival(k)
+
+
 @float64
-def static_batch_efficiency(law, gamma, batch, new_tokens):
+def static_efficiency(survival, batch, new_tokens):
     """Share of the continuous throughput that a static batch keeps; in (0, 1].
 
-    A static batch runs until its slowest row holds `new_tokens`. Rounds of a row are a first
-    passage of i.i.d. steps X = A + 1: mean (n + overshoot)/tau with overshoot (E X^2/E X - 1)/2,
-    variance n var/tau^3 (renewal central limit), and the slowest of `batch` rows lies Blom's
-    normal score above the mean.
+    survival [n + 1]: P(at least k drafts are accepted in a round). A static batch runs until its
+    slowest row holds `new_tokens`. Rounds of a row are a first passage of i.i.d. steps X = A + 1:
+    mean (n + overshoot)/tau with overshoot (E X^2/E X - 1)/2, variance n var/tau^3 (renewal central
+    limit), and the slowest of `batch` rows lies Blom's normal score above the mean.
     """
-    from jax.scipy.stats import norm
-
-    k = jnp.arange(0.0, 129.0)
-    weight = jnp.clip(gamma - k + 1.0, 0.0, 1.0) * law.survival(k)
-    mean = jnp.sum(weight)
-    square = jnp.sum((2.0 * k + 1.0) * weight)
+    k = jnp.arange(survival.shape[0], dtype=survival.dtype)
+    mean = jnp.sum(survival)
+    square = jnp.sum((2.0 * k + 1.0) * survival)
     overshoot = 0.5 * (square / mean - 1.0)
     # The floor keeps sqrt differentiable when every round emits the same number of tokens.
     spread = jnp.sqrt(jnp.maximum(new_tokens * (square - mean**2) / mean**3, 1e-12))
     score = norm.ppf((batch - 0.375) / (batch + 0.25))
     ideal = new_tokens / mean
     return ideal / (ideal + overshoot / mean + score * spread)
+
+
+@float64
+def static_batch_efficiency(law, gamma, batch, new_tokens):
+    """`static_efficiency` of a chain of `gamma` drafts."""
+    return static_efficiency(chain_survival(law, gamma), batch, new_tokens)

@@ -27,14 +27,15 @@ import numpy as np
 
 from sdx.records import Number, record
 from sdx.theory.numerics import float64
-from sdx.theory.thresholds import _check_choice, _grid
+from sdx.theory.thresholds import _check_choice, _grid, _nodes, _toeplitz
 
 
 @record
 class CascadeOutcome:
     """Per call of the target. tokens: expected output; cost: expected cost in the units of `costs`;
     throughput: tokens / cost; speedup: over the target alone; calls [levels - 1]: expected calls
-    of each level per call of the level above; missing: probability left out by truncation."""
+    of each level per call of the level above; missing: probability left out by truncation;
+    survival [n]: P(at least k drafts accepted); verify: expected cost of the target's own pass."""
 
     tokens: Number
     cost: Number
@@ -42,6 +43,8 @@ class CascadeOutcome:
     speedup: Number
     calls: Number
     missing: Number
+    survival: Number
+    verify: Number
 
 
 def _tail(law):
@@ -79,7 +82,7 @@ def _fixed(alphas, costs, going_on):
     """going_on [levels - 1, K]: probability of drafting on while holding i tokens, i < K."""
     levels, starts = going_on.shape
     law = jnp.array([0.0, 1.0])
-    cost, calls = costs[0], []
+    cost, calls, own = costs[0], [], costs[0]
     for n in range(levels):
         ends = _renewal_masses(law, starts) * going_on[n]
         # A level that holds starts - 1 tokens may get as many more as one call returns.
@@ -88,21 +91,39 @@ def _fixed(alphas, costs, going_on):
         rate = alphas[n]
         power = rate ** np.maximum(np.arange(starts), 1)
         power = jnp.where(np.arange(starts) == 0, 1.0, power)
+        own = _pass_cost(costs[n + 1], lambda e=ends, t=tail, s=size: _verified(e, t, 1.0, s)[1])
         law, survival = _verified(ends * power, tail, rate, size)
         calls.append(jnp.sum(ends))
-        cost = costs[n + 1] + calls[-1] * cost
-    return _outcome(jnp.sum(survival), cost, costs, jnp.stack(calls), jnp.zeros(()))
+        cost = own + calls[-1] * cost
+    return _outcome(survival, cost, own, _alone(costs), jnp.stack(calls), jnp.zeros(()))
 
 
-def _outcome(tokens, cost, costs, calls, missing):
+def _pass_cost(cost, held):
+    """Expected cost of a pass: `cost` if it is one number, else `cost`[j] for j tokens held, with
+    held() = P(at least j tokens held)."""
+    if jnp.ndim(cost) == 0:
+        return cost
+    at_least = held()
+    return cost[0] + jnp.sum(at_least[1:] * jnp.diff(cost[: at_least.shape[0]]))
+
+
+def _alone(costs):
+    """The target's pass that verifies nothing."""
+    return costs[-1] if jnp.ndim(costs[-1]) == 0 else costs[-1][0]
+
+
+def _outcome(survival, cost, verify, alone, calls, missing):
+    tokens = jnp.sum(survival)
     throughput = tokens / cost
     return CascadeOutcome(
         tokens=tokens,
         cost=cost,
         throughput=throughput,
-        speedup=throughput * costs[-1],
+        speedup=throughput * alone,
         calls=calls,
         missing=missing,
+        survival=survival,
+        verify=verify,
     )
 
 
@@ -117,6 +138,28 @@ def _cascade(alphas, costs, lengths, max_length):
 def _soft_cascade(alphas, costs, lengths, temperature, max_length):
     place = (lengths[:, None] - np.arange(max_length) - 0.5) / temperature
     return _fixed(alphas, costs, jax.nn.sigmoid(place))
+
+
+def held_limits(levels: int, max_length: int) -> list[int]:
+    """The most tokens that each level above the first can hold: the length of its cost table less
+    one (`cascade_of_passes`)."""
+    most, longest = [], 1
+    for _ in range(levels):
+        most.append(max_length - 1 + longest)
+        longest = most[-1] + 1
+    return most
+
+
+@float64
+def cascade_of_passes(alphas, costs, lengths, max_length: int) -> CascadeOutcome:
+    """`cascade` where a pass costs more the more it verifies.
+
+    costs: one number for the smallest model's pass, then for each level a vector whose entry j is
+    the cost of its pass over j held tokens and the one before them, j = 0..`held_limits`. The
+    number held is exact: P(held >= j) is P(A >= j) at acceptance rate 1.
+    """
+    alphas, lengths = (jnp.asarray(v, jnp.float64) for v in (alphas, lengths))
+    return _cascade(alphas, tuple(costs), lengths, int(max_length))
 
 
 def _as_vectors(costs, **others):
@@ -157,26 +200,6 @@ def soft_cascade(alphas, costs, lengths, temperature, max_length: int) -> Cascad
 
 
 # ---------------------------------------------------------------------------- thresholds
-
-
-def _nodes(law, edges):
-    """f and f s on the grid points of y [2, n]: half of each cell's mass goes to either end."""
-
-    def tilted(power):
-        masses, offsets = law.cells(edges, power)
-        near, far = masses * (1.0 - offsets), masses * offsets
-        nodes = jnp.append(near, 0.0) + jnp.concatenate([jnp.zeros(1), far])
-        # The last point also receives from the cell beyond: by symmetry as much as from this one.
-        nodes = nodes.at[-1].multiply(2.0)
-        return nodes.at[0].add(law.atom)
-
-    return jax.vmap(tilted)(jnp.arange(2.0))
-
-
-def _toeplitz(nodes):
-    size = nodes.shape[0]
-    lag = np.arange(size)[:, None] - np.arange(size)[None, :]
-    return jnp.where(lag >= 0, nodes[np.maximum(lag, 0)], 0.0)
 
 
 def _convolutions(matrix, count):
@@ -221,10 +244,17 @@ def _dropped(law, accepted, tilted, plain, inside):
     return survival.at[0].set(1.0)
 
 
+def _held(law, drafted, ends, plain, inside, crossing):
+    """P(at least j tokens held for verification): acceptance at rate 1."""
+    if crossing == "keep":
+        return _verified(ends, _tail(law), 1.0, ends.shape[0])[1]
+    return _dropped(law, drafted, plain, plain, inside)
+
+
 @functools.partial(jax.jit, static_argnames=("crossing", "max_tokens", "max_call", "steps"))
 def _threshold_cascade(laws, costs, thresholds, crossing, max_tokens, max_call, steps):
     law = jnp.array([0.0, 1.0])
-    cost, calls, missing = costs[0], [], jnp.zeros(())
+    cost, calls, missing, own = costs[0], [], jnp.zeros(()), costs[0]
     for n, confidence in enumerate(laws):
         edges = _grid(thresholds[n], steps)
         longest = law.shape[0] - 1
@@ -232,9 +262,12 @@ def _threshold_cascade(laws, costs, thresholds, crossing, max_tokens, max_call, 
             _nodes(confidence, edges)
         )
         inside = jnp.ones(steps + 1).at[-1].set(0.5)  # the trapezoid's end
-        ends = _boundary_masses(law, plain, max_tokens) @ inside
+        drafted = _boundary_masses(law, plain, max_tokens)
+        ends = drafted @ inside
         accepted = _boundary_masses(law, tilted, max_tokens)
         calls.append(jnp.sum(ends))
+        held = functools.partial(_held, law, drafted, ends, plain, inside, crossing)
+        own = _pass_cost(costs[n + 1], held)
         if crossing == "keep":
             law, survival = _verified(accepted @ inside, _tail(law), confidence.mean(), max_tokens)
         else:
@@ -244,8 +277,8 @@ def _threshold_cascade(laws, costs, thresholds, crossing, max_tokens, max_call, 
         if n + 1 < len(laws) and law.shape[0] > max_call + 1:
             missing = jnp.maximum(missing, jnp.sum(law[max_call + 1 :]))
             law = law[: max_call + 1].at[max_call].add(jnp.sum(law[max_call + 1 :]))
-        cost = costs[n + 1] + calls[-1] * cost
-    return _outcome(jnp.sum(survival), cost, costs, jnp.stack(calls), missing)
+        cost = own + calls[-1] * cost
+    return _outcome(survival, cost, own, _alone(costs), jnp.stack(calls), missing)
 
 
 @float64

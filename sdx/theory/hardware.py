@@ -35,6 +35,8 @@ class Hardware:
     kernels reach; `roofline_exponent` is p. Interconnect: bytes per second in one direction.
 
     `watts` is the board's power limit, so energy is an upper bound; dollars are per device-hour.
+    `on_chip_memory_bytes` is memory that a program can keep a draft in (FPGA block RAM; a GPU's
+    cache is none): what of the draft fits is not read from memory in a draft pass.
     """
 
     peak_flops_per_second: dict[str, Number]
@@ -52,6 +54,7 @@ class Hardware:
     interconnect_latency_seconds: Number = 1e-5
     watts: Number = 0.0
     dollars_per_hour: Number = 0.0
+    on_chip_memory_bytes: Number = 0.0
     name: str = static(default="")
 
 
@@ -161,15 +164,19 @@ def step_breakdown(
     context,
     tensor_parallel=1.0,
     ancestors=None,
+    resident_bytes=0.0,
 ) -> StepBreakdown:
     """Seconds of one step by op group; arguments as `step_seconds`, Hardware only."""
     a, h, tp = architecture, hardware, tensor_parallel
     if isinstance(h, StepTable):
         raise ValueError(f"step table {h.name!r} has no op groups: only step_seconds reads it")
     s = step_operations(a, batch, new_tokens, context, tp, ancestors)
-    linear = linear_seconds(h, s.linear_flops, s.linear_bytes, a.weight_dtype)
-    head = linear_seconds(h, s.head_flops, s.head_bytes, a.weight_dtype)
-    attention = attention_seconds(h, s.attention_flops, s.attention_bytes, a.kv_dtype)
+    layers, vocabulary, cache = _read(
+        (s.linear_bytes, s.head_bytes, s.attention_bytes), resident_bytes
+    )
+    linear = linear_seconds(h, s.linear_flops, layers, a.weight_dtype)
+    head = linear_seconds(h, s.head_flops, vocabulary, a.weight_dtype)
+    attention = attention_seconds(h, s.attention_flops, cache, a.kv_dtype)
     overhead = a.layers * h.layer_overhead_seconds + h.step_overhead_seconds
     # Two all-reduces per layer, log2(tp) hops each: continuous in tp and nothing on one device.
     hops = 2 * a.layers * jnp.log2(tp)
@@ -196,18 +203,29 @@ def step_seconds(
     context,
     tensor_parallel=1.0,
     ancestors=None,
+    resident_bytes=0.0,
 ):
     """Seconds of a step over `batch` sequences x `new_tokens` tokens at `context` committed ones.
 
-    `tensor_parallel` devices share the step; `ancestors` as in `step_operations`. With a StepTable
-    the measured surface answers and the architecture, the split and the ancestors are not used.
+    `tensor_parallel` devices share the step; `ancestors` as in `step_operations`; `resident_bytes`
+    of each device's share stay on chip and are not read: weights first, then KV. With a StepTable
+    the measured surface answers: architecture, split, ancestors, residence are not used.
     Differentiable and vmappable in every number.
     """
     if isinstance(hardware, StepTable):
         return _interpolate(hardware, batch, new_tokens, context)
-    return step_breakdown(
-        architecture, hardware, batch, new_tokens, context, tensor_parallel, ancestors
-    ).seconds
+    step = (batch, new_tokens, context, tensor_parallel, ancestors, resident_bytes)
+    return step_breakdown(architecture, hardware, *step).seconds
+
+
+def _read(groups, resident_bytes):
+    """The bytes of each group that are left to read when the first ones stay on chip."""
+    left = []
+    for bytes_ in groups:
+        kept = jnp.minimum(bytes_, resident_bytes)
+        left.append(bytes_ - kept)
+        resident_bytes = resident_bytes - kept
+    return left
 
 
 # ---------------------------------------------------------------------------- step table
@@ -321,6 +339,7 @@ KEYS = {
     "interconnect_latency_seconds": "interconnect_latency_seconds",
     "watts": "board_power_watts",
     "dollars_per_hour": "price_dollars_per_hour",
+    "on_chip_memory_bytes": "on_chip_memory_bytes",
 }
 PEAK_SUFFIX = "_flops_per_second"
 
@@ -366,6 +385,7 @@ def hardware_from_dict(data: dict, label: str) -> Hardware:
     }
     if not peaks:
         raise ValueError(f"hardware {label!r}: key 'bfloat16_flops_per_second' is missing; add it")
+    numbers = {"on_chip_memory_bytes": 0.0} | numbers  # most devices have none to program
     fields = {field: _number(numbers, key, label) for field, key in KEYS.items()}
     return Hardware(name=label, peak_flops_per_second=peaks, **fields)
 
@@ -374,7 +394,9 @@ def _number(numbers: dict, key: str, label: str) -> float:
     if key not in numbers:
         raise ValueError(f"hardware {label!r}: key {key!r} is missing from [device]; add it")
     value = numbers[key]
-    may_be_zero = key.endswith(("overhead_seconds", "latency_seconds", "watts", "per_hour"))
+    may_be_zero = key.endswith(
+        ("overhead_seconds", "latency_seconds", "watts", "per_hour", "on_chip_memory_bytes")
+    )
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise ValueError(f"hardware {label!r}: {key} = {value!r} is not a number")
     if value < 0 or (value == 0 and not may_be_zero):

@@ -115,6 +115,26 @@ def _deposit(samples, edges, power):
     return 0.5 * (nodes[:n] + nodes[1 : n + 1])
 
 
+def _nodes(law, edges):
+    """f and f s on the grid points of y [2, n]: half of each cell's mass goes to either end."""
+
+    def tilted(power):
+        masses, offsets = law.cells(edges, power)
+        near, far = masses * (1.0 - offsets), masses * offsets
+        nodes = jnp.append(near, 0.0) + jnp.concatenate([jnp.zeros(1), far])
+        # The last point also receives from the cell beyond: by symmetry as much as from this one.
+        nodes = nodes.at[-1].multiply(2.0)
+        return nodes.at[0].add(law.atom)
+
+    return jax.vmap(tilted)(jnp.arange(2.0))
+
+
+def _toeplitz(nodes):
+    size = nodes.shape[0]
+    lag = np.arange(size)[:, None] - np.arange(size)[None, :]
+    return jnp.where(lag >= 0, nodes[np.maximum(lag, 0)], 0.0)
+
+
 # ---------------------------------------------------------------------------- chains
 
 
@@ -163,6 +183,56 @@ def threshold_chain(
 def _check_choice(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name} is {value!r}: choose one of {choices}")
+
+
+@record
+class CappedOutcome:
+    """The laws of one round that drafts at most L tokens. survival [L + 1]: P(at least k drafts
+    accepted); drafted, verified [L + 1]: P(at least k drafts made), P(... seen by the target)."""
+
+    survival: Number
+    drafted: Number
+    verified: Number
+
+
+@functools.partial(jax.jit, static_argnames=("max_lookahead", "crossing", "steps"))
+def _capped(law, threshold, max_lookahead, crossing, steps):
+    edges = _grid(threshold, steps)
+    inside = jnp.ones(steps + 1).at[-1].set(0.5)  # the trapezoid's end
+
+    def within(nodes):
+        """P(product of i confidences >= p), i = 0..L, each weighted as `nodes` is."""
+        matrix = _toeplitz(nodes)
+        start = jnp.zeros(steps + 1, edges.dtype).at[0].set(1.0)
+        step = lambda mass, _: (matrix @ mass, inside @ mass)  # noqa: E731
+        return jax.lax.scan(step, start, None, length=max_lookahead + 1)[1]
+
+    plain, tilted = jax.vmap(within)(_nodes(law, edges))
+    drafted = jnp.concatenate([jnp.ones(1), plain[:-1]])
+    if crossing == "drop":
+        return CappedOutcome(survival=tilted, drafted=drafted, verified=plain)
+    survival = jnp.concatenate([jnp.ones(1), law.mean() * tilted[:-1]])
+    return CappedOutcome(survival=survival, drafted=drafted, verified=drafted)
+
+
+@float64
+def capped_threshold_chain(
+    law,
+    threshold,
+    max_lookahead: int,
+    crossing: Literal["keep", "drop"] = "keep",
+    steps: int = 64,
+) -> CappedOutcome:
+    """A `threshold_chain` of at most `max_lookahead` drafts, with the laws of its counts.
+
+    P(product of i confidences >= p) is the i-fold convolution of the law of y = -ln s up to -ln p;
+    with f s in the place of f it is the probability that i drafts are also accepted. Keep: draft k
+    is made if the product of k - 1 stays above, and then accepted with E[s]. As max_lookahead
+    grows the sums are those of `threshold_chain`. Second order in 1 / steps; differentiable.
+    """
+    _check_choice("crossing", crossing, ("keep", "drop"))
+    threshold = jnp.asarray(threshold, jnp.float64)
+    return _capped(law, threshold, int(max_lookahead), crossing, int(steps))
 
 
 # ---------------------------------------------------------------------------- trees

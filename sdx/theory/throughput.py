@@ -4,9 +4,9 @@
     tokens per second = batch * E[A + 1] / seconds per round
 
 Costs come from the roofline, from a measured StepTable, or from one of the papers' abstract laws
-(SdslCost, FlopsCost, LeviathanCost), whose "second" is a FLOP or a target pass. A real lookahead
-means mixing two integers: tokens and seconds interpolate linearly, so no prediction ever shows a
-win that no integer has.
+(`theory.costs`), whose "second" is a FLOP or a target pass; tokens and passes from the policy
+(`theory.rounds`). A real lookahead means mixing two integers: tokens and seconds interpolate
+linearly, so no prediction ever shows a win that no integer has.
 """
 
 from __future__ import annotations
@@ -18,166 +18,54 @@ import jax.numpy as jnp
 
 from sdx.records import (
     Autoregressive,
+    Cascade,
     Chain,
     Design,
-    Number,
+    DynamicTree,
     Prediction,
+    ThresholdChain,
     Workload,
-    record,
 )
-from sdx.theory.acceptance import BetaMixture, Geometric, static_batch_efficiency
+from sdx.theory.acceptance import BetaMixture, Geometric, static_efficiency
+from sdx.theory.costs import (
+    AbstractCost,
+    FlopsCost,
+    LeviathanCost,
+    SdslCost,
+    draft_architecture,
+    draft_pass_seconds,
+    draft_seconds,
+    medusa_seconds,
+    verify_seconds,
+)
 from sdx.theory.hardware import (
     Hardware,
     StepTable,
     energy_joules,
-    linear_seconds,
     memory_required_bytes,
     price_dollars,
-    step_seconds,
 )
 from sdx.theory.numerics import float64
-from sdx.theory.transformers import BYTES_PER_NUMBER, Architecture, llama_like, parameters
+from sdx.theory.rounds import LONGEST_CALL, MOST_LEVELS, MOST_NODES, Setting, round_of
+from sdx.theory.transformers import Architecture, parameters
+
+__all__ = [
+    "DO_NOT",
+    "SPECULATE",
+    "AbstractCost",
+    "FlopsCost",
+    "LeviathanCost",
+    "SdslCost",
+    "draft_architecture",
+    "draft_pass_seconds",
+    "draft_seconds",
+    "medusa_seconds",
+    "objective",
+    "predict",
+    "verify_seconds",
+]
 
 SPECULATE, DO_NOT = "speculate", "do not speculate"
-
-# ---------------------------------------------------------------------------- abstract costs
-
-
-@record
-class SdslCost:
-    """SDSL's proxy for time, 2 (M + gamma N) FLOPs: one token charged for verification."""
-
-    N: Number
-    M: Number
-
-    def draft(self, passes):
-        return 2.0 * self.N * passes
-
-    def verify(self, new_tokens):
-        return 2.0 * self.M * jnp.ones_like(new_tokens)
-
-
-@record
-class FlopsCost:
-    """True FLOPs, 2 (M (gamma + 1) + gamma N): per-FLOP and per-joule objectives."""
-
-    N: Number
-    M: Number
-
-    def draft(self, passes):
-        return 2.0 * self.N * passes
-
-    def verify(self, new_tokens):
-        return 2.0 * self.M * new_tokens
-
-
-@record
-class LeviathanCost:
-    """gamma c + 1 in units of a target pass (Leviathan et al. 2023); c = `cost_ratio`."""
-
-    cost_ratio: Number
-
-    def draft(self, passes):
-        return self.cost_ratio * passes
-
-    def verify(self, new_tokens):
-        return jnp.ones_like(new_tokens)
-
-
-AbstractCost = SdslCost | FlopsCost | LeviathanCost
-
-# ---------------------------------------------------------------------------- drafters
-
-_PARALLEL = ("medusa",)  # one pass drafts every position
-_HEADS = ("eagle", "eagle3", "poss")
-
-
-def draft_architecture(spec, target: Architecture) -> Architecture | None:
-    """The network a `DrafterSpec` stands for beside `target`; None where there is none to run.
-
-    independent: a Llama-like decoder with the target's vocabulary. eagle, eagle3, poss: `layers`
-    of the target's width and shape in front of the target's own LM head. medusa and ngram run no
-    decoder of their own (see `draft_seconds`).
-    """
-    if spec.family == "independent":
-        return llama_like(
-            spec.layers, spec.width, target.vocabulary, weight_dtype=spec.weight_dtype
-        )
-    if spec.family in _HEADS:
-        dense = dict(ffn="dense", experts=0.0, active_experts=0.0, dense_layers=0.0)
-        return dataclasses.replace(
-            target, **dense, layers=spec.layers, window_layers=0.0, name=spec.family
-        )
-    return None
-
-
-def medusa_seconds(hardware: Hardware, target: Architecture, batch, heads, layers, dtype):
-    """One pass of `heads` Medusa heads: `layers` residual blocks of width^2 and an LM head each."""
-    weights = heads * (layers * target.width**2 + target.vocabulary * target.width)
-    bytes_ = weights * BYTES_PER_NUMBER[dtype]
-    return linear_seconds(hardware, 2.0 * batch * weights, bytes_, dtype).seconds
-
-
-def draft_seconds(spec, draft, target, hardware, workload, passes, tensor_parallel=1.0):
-    """Seconds of drafting `passes` positions in a row.
-
-    A sequential drafter takes `passes` one-token steps, on one device or split like the target,
-    whichever is faster (engines offer both). Medusa takes one pass for all positions, an n-gram
-    table none.
-    """
-    if isinstance(hardware, AbstractCost):
-        return hardware.draft(passes)
-    if spec.family == "ngram":
-        return jnp.zeros_like(passes)
-    if spec.family in _PARALLEL and draft is None:
-        seconds = medusa_seconds(
-            hardware, target, workload.batch, passes, spec.layers, spec.weight_dtype
-        )
-        return jnp.where(passes > 0, seconds, 0.0)
-    return passes * draft_pass_seconds(draft, hardware, workload, 1.0, tensor_parallel)
-
-
-def draft_pass_seconds(draft, hardware, workload, new_tokens, tensor_parallel):
-    """A draft pass on one device or split like the target, whichever is faster."""
-    one = step_seconds(draft, hardware, workload.batch, new_tokens, workload.context)
-    if not isinstance(hardware, Hardware):
-        return one
-    split = step_seconds(
-        draft, hardware, workload.batch, new_tokens, workload.context, tensor_parallel
-    )
-    return jnp.minimum(one, split)
-
-
-def verify_seconds(target, hardware, workload, new_tokens, tensor_parallel=1.0, ancestors=None):
-    """Seconds of the target's pass over `new_tokens` positions of each sequence."""
-    if isinstance(hardware, AbstractCost):
-        return hardware.verify(new_tokens)
-    return step_seconds(
-        target, hardware, workload.batch, new_tokens, workload.context, tensor_parallel, ancestors
-    )
-
-
-# ---------------------------------------------------------------------------- rounds
-
-
-def _mix(function, gamma):
-    """`function` of integers, linear in between: lookaheads mixed between rounds."""
-    low = jnp.floor(gamma)
-    share = gamma - low
-    pair = function(low), function(low + 1.0)
-    return jax.tree.map(lambda a, b: (1.0 - share) * a + share * b, *pair)
-
-
-def _chain_round(design, workload, target, hardware, acceptance, draft, draft_hardware):
-    """(tokens per round, draft seconds, verify seconds) of a chain."""
-    tp = design.tensor_parallel
-
-    def at(gamma):
-        drafted = draft_seconds(design.drafter, draft, target, draft_hardware, workload, gamma, tp)
-        verified = verify_seconds(target, hardware, workload, gamma + 1.0, tp)
-        return acceptance.expected_tokens(gamma), drafted, verified
-
-    return _mix(at, jnp.asarray(design.policy.lookahead, float))
 
 
 def _memory_fits(design, workload, target, hardware, draft):
@@ -185,8 +73,9 @@ def _memory_fits(design, workload, target, hardware, draft):
         return jnp.asarray(True)
     longest = workload.context + workload.new_tokens
     needed = memory_required_bytes(target, workload.batch, longest, design.tensor_parallel)
-    if draft is not None:
-        needed = needed + memory_required_bytes(draft, workload.batch, longest, 1.0)
+    for model in draft if isinstance(draft, tuple | list) else (draft,):
+        if model is not None:
+            needed = needed + memory_required_bytes(model, workload.batch, longest, 1.0)
     return needed <= hardware.memory_capacity_bytes
 
 
@@ -197,20 +86,21 @@ def objective(
     draft_hardware = hardware if draft_hardware is None else draft_hardware
     if draft is None and isinstance(target, Architecture):
         draft = draft_architecture(design.drafter, target)
-    arguments = (design, workload, target, hardware, acceptance, draft, draft_hardware)
     tp = design.tensor_parallel
+    where = (workload, target, hardware, acceptance, draft, draft_hardware)
+    round = round_of(design.policy, Setting(design.drafter, tp, *where))
     autoregressive = verify_seconds(target, hardware, workload, jnp.ones(()), tp)
-    if isinstance(design.policy, Autoregressive):
-        tokens, drafted, verified, overhead = 1.0, 0.0, autoregressive, 0.0
-    else:
-        tokens, drafted, verified = _ROUNDS[type(design.policy)](*arguments)
-        # A round that drafts nothing is a step of autoregression.
-        overhead = jnp.where(tokens > 1.0, overhead, 0.0)
+    tokens, drafted, verified = round.tokens, round.draft_seconds, round.verify_seconds
+    # A round that drafts nothing is a step of autoregression.
+    overhead = jnp.where(tokens > 1.0, overhead, 0.0)
     efficiency = 1.0
-    if workload.batching == "static" and isinstance(design.policy, Chain):
-        efficiency = static_batch_efficiency(
-            acceptance, design.policy.lookahead, workload.batch, workload.new_tokens
-        )
+    if workload.batching == "static" and not isinstance(design.policy, Autoregressive):
+        if round.survival is None:
+            raise ValueError(
+                f"static batching needs the law of the tokens per round, of which "
+                f"{type(acceptance).__name__} knows the mean: give q[depth, rank] or use continuous"
+            )
+        efficiency = static_efficiency(round.survival, workload.batch, workload.new_tokens)
     seconds = drafted + verified + overhead
     tokens_per_second = workload.batch * tokens / seconds * efficiency
     baseline = workload.batch / autoregressive
@@ -232,7 +122,6 @@ def objective(
     )
 
 
-_ROUNDS = {Chain: _chain_round}
 _compiled_objective = jax.jit(objective)  # concrete calls: one dispatch instead of hundreds
 
 # ---------------------------------------------------------------------------- the public door
@@ -260,22 +149,48 @@ def _check(design, workload, target, hardware, acceptance, draft):
     if isinstance(acceptance, BetaMixture):
         a, b = float(acceptance.a), float(acceptance.b)
         _require(a > 0 and b > 0, f"BetaMixture(a={a:g}, b={b:g}) needs a, b > 0")
-    if isinstance(design.policy, Chain):
-        gamma = float(design.policy.lookahead)
-        _require(gamma >= 0, f"lookahead = {gamma:g} must be >= 0")
+    _check_policy(design.policy, acceptance)
     if isinstance(hardware, SdslCost | FlopsCost):
         N, M = float(hardware.N), float(hardware.M)
         _require(0 < N < M, f"draft size N = {N:g} must lie below the target's M = {M:g}")
     if isinstance(hardware, Hardware):
         _require(target is not None, "a roofline needs the target's architecture")
-        if draft is not None:
-            N, M = float(parameters(draft)), float(parameters(target))
+        for model in draft if isinstance(draft, tuple | list) else (draft,):
+            if model is None:
+                continue
+            N, M = float(parameters(model)), float(parameters(target))
             _require(N < M, f"draft size N = {N:g} must lie below the target's M = {M:g}")
-    _require(
-        type(design.policy) in _ROUNDS or isinstance(design.policy, Autoregressive),
-        f"predict knows no {type(design.policy).__name__} round; known: "
-        + ", ".join(sorted(p.__name__ for p in _ROUNDS)),
-    )
+
+
+def _check_policy(policy, acceptance):
+    """The policy's numbers in their ranges."""
+    if isinstance(policy, Chain):
+        gamma = float(policy.lookahead)
+        _require(gamma >= 0, f"lookahead = {gamma:g} must be >= 0")
+    if isinstance(policy, ThresholdChain):
+        p = float(policy.threshold)
+        _require(0 < p <= 1, f"threshold = {p:g} must lie in (0, 1]")
+        _require(policy.max_lookahead >= 1, "max_lookahead must be at least 1")
+    if isinstance(policy, DynamicTree):
+        budget, depth = float(policy.budget), float(policy.depth)
+        levels = getattr(acceptance, "shape", (0, 0))
+        most = levels[0] if len(levels) == 2 and levels[0] else MOST_LEVELS
+        _require(
+            1 <= budget <= MOST_NODES and 1 <= depth <= most,
+            f"a dynamic tree of {budget:g} nodes and depth {depth:g}: budget must lie in "
+            f"[1, {MOST_NODES}], depth in [1, {most}] (what the acceptance covers)",
+        )
+    if isinstance(policy, Cascade):
+        numbers = [float(v) for v in (*policy.lengths, *policy.thresholds)]
+        _require(
+            bool(policy.lengths) != bool(policy.thresholds),
+            "a cascade has lengths or thresholds, one of the two",
+        )
+        low, high = (0, LONGEST_CALL) if policy.lengths else (1e-9, 1)
+        _require(
+            all(low <= v <= high for v in numbers),
+            f"a cascade's numbers {numbers} must lie in [{low:g}, {high:g}]",
+        )
 
 
 @float64
@@ -293,9 +208,14 @@ def predict(
     """What a design yields on a workload.
 
     `target`: its Architecture (may be None with a StepTable or an abstract cost). `hardware`: a
-    Hardware (roofline), the target's measured StepTable, or an abstract cost. `draft`: the draft's
-    Architecture, built from `design.drafter` where None. `draft_hardware`: where the draft is
-    measured by a table of its own. `round_overhead_seconds`: accept, roll back, host time per
+    Hardware (roofline), the target's measured StepTable, or an abstract cost. `acceptance`, by
+    policy: Chain a law of chains (Geometric, BetaMixture, PerPosition); ThresholdChain a law of
+    confidences (theory.thresholds); StaticTree and DynamicTree an array q[rank] or q[depth, rank]
+    or GeometricRanks, DynamicTree also an AAT law or a head's PerPosition; Cascade a tuple with a
+    law per model towards the next (Geometric for lengths, of confidences for thresholds).
+    `draft`: the draft's Architecture, built from `design.drafter` where None; of a cascade a tuple,
+    smallest first. `draft_hardware`: where the draft is measured by a table of its own (or a
+    tuple). `round_overhead_seconds`: accept, roll back, host time per
     speculative round. Seconds, joules, dollars per round or token as their names say; energy and
     price are NaN unless `hardware` is a Hardware.
 

@@ -37,13 +37,8 @@ class GeometricRanks:
         """q[r], r = 0..ranks - 1."""
         return self.alpha * self.ratio() ** jnp.arange(ranks)
 
-    @float64
-    def expected_tokens(self, budget, depth):
-        """Tokens per round of the best tree of `budget` nodes (real) and `depth` levels (integer).
-
-        Beyond `max_depth` levels and rank sums of `max_rank_sum` nothing is counted: a lower bound,
-        exact while the best tree stays inside.
-        """
+    def _classes(self, budget, depth):
+        """(depth, score, how many are taken) of every class, best first."""
         d, s = np.meshgrid(
             np.arange(1, self.max_depth + 1), np.arange(self.max_rank_sum + 1), indexing="ij"
         )
@@ -54,4 +49,21 @@ class GeometricRanks:
         order = jnp.argsort(-scores)
         scores, room = scores[order], jnp.where(d <= depth + 0.5, many, 0.0)[order]
         before = jnp.cumsum(room) - room
-        return 1.0 + jnp.sum(scores * jnp.clip(budget - before, 0.0, room))
+        return jnp.asarray(d)[order], scores, jnp.clip(budget - before, 0.0, room)
+
+    @float64
+    def expected_tokens(self, budget, depth):
+        """Tokens per round of the best tree of `budget` nodes (real) and `depth` levels (integer).
+
+        Beyond `max_depth` levels and rank sums of `max_rank_sum` nothing is counted: a lower bound,
+        exact while the best tree stays inside.
+        """
+        _, scores, taken = self._classes(budget, depth)
+        return 1.0 + jnp.sum(scores * taken)
+
+    @float64
+    def survival_of_tree(self, budget, depth):
+        """P(at least k drafts accepted), k = 0..max_depth, of the same tree; sums to its tokens."""
+        level, scores, taken = self._classes(budget, depth)
+        empty = jnp.zeros(self.max_depth + 1, scores.dtype)
+        return empty.at[level].add(scores * taken).at[0].set(1.0)
