@@ -72,7 +72,7 @@ class FixedDrafter:
     def nodes(self) -> int:
         return self.lookahead
 
-    def prepare(self, sequence, prompt_slots, capacity):
+    def prepare(self, sequence, prompt_slots, capacity, reading=None):
         return ()
 
     def propose(self, state, sequence: Tokens, sampling, random):
@@ -81,7 +81,7 @@ class FixedDrafter:
         live_BxN = jnp.ones((B, self.lookahead), bool)
         return Proposal(tokens_BxN=tokens_BxN, live_BxN=live_BxN, rule="chosen"), state, random
 
-    def commit(self, state, proposal, verdict):
+    def commit(self, state, proposal, verdict, reading=None):
         return state
 
 

@@ -125,7 +125,8 @@ class Target(Protocol):
         pending: Any = None,
         last: int | None = None,
     ) -> Any:
-        """An output with `logits_BxTxV` and `fresh` (what `commit` of the cache takes).
+        """An output with `logits_BxTxV` and `fresh` (what `commit` of the cache takes); a target
+        that draft heads draft for adds its features, `hidden_BxTxD` and `layers`.
 
         `pending`: fresh of earlier passes that are not committed; then `mask` is
         `[T, pending + T]` or `[B, T, pending + T]`. `last`: logits of the last so many tokens
@@ -151,8 +152,11 @@ class Drafter(Protocol):
     ragged: bool  # a chain that is often shorter than N: worth a pass of fitting width
     least: int  # of a ragged drafter: drafts that every unfinished row has
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int) -> Any:
-        """State after the prompts; all of a prompt lies in the first `prompt_slots` slots."""
+    def prepare(
+        self, sequence: Sequence, prompt_slots: int, capacity: int, reading: Any = None
+    ) -> Any:
+        """State after the prompts; all of a prompt lies in the first `prompt_slots` slots.
+        `reading`: the target's output for them (draft heads need its features)."""
         ...
 
     def propose(
@@ -161,6 +165,6 @@ class Drafter(Protocol):
         """Candidates for the tokens after `sequence`."""
         ...
 
-    def commit(self, state: Any, proposal: Proposal, verdict: Verdict) -> Any:
-        """The state for the next round."""
+    def commit(self, state: Any, proposal: Proposal, verdict: Verdict, reading: Any = None) -> Any:
+        """The state for the next round. `reading`: the target's output for root and nodes."""
         ...

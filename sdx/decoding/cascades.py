@@ -54,7 +54,7 @@ class CascadeDrafter:
     def nodes(self) -> int:
         return self.height
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int):
+    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int, reading=None):
         cache = read_prompt(self.model, sequence, prompt_slots, capacity)
         return cache, self.below.prepare(sequence, prompt_slots, capacity)
 
@@ -129,5 +129,5 @@ class CascadeDrafter:
             "random": random,
         }
 
-    def commit(self, state, proposal, verdict):
+    def commit(self, state, proposal, verdict, reading=None):
         return state  # every level rolls back to its own length in the next round

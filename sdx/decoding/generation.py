@@ -115,7 +115,7 @@ def prepare(
     check_sampling(sampling)
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
     if not hasattr(drafter, "propose"):
-        drafter = build_drafter(policy, drafter)
+        drafter = build_drafter(policy, drafter, target=target)
     if kernels != "auto":  # else each model keeps its own
         target, drafter = with_kernels(target, kernels), with_kernels(drafter, kernels)
     lengths = [len(prompt) for prompt in prompts]
@@ -181,9 +181,10 @@ def generate(
 ) -> Generation:
     """Decodes a batch of prompts; the output law is the target's, whatever the policy.
 
-    target: a Llama or any `Target`. drafter: a draft model for the policy (`build_drafter`), a
-    ready `Drafter`, or None for autoregression. prompts: token ids, lengths may differ.
-    stop_ids: ids that end a row (kept in the output); None is the model's own, () is none.
+    target: a Llama or any `Target`. drafter: a draft model or a draft head for the policy
+    (`build_drafter`), a ready `Drafter`, or None for autoregression. prompts: token ids, lengths
+    may differ. stop_ids: ids that end a row (kept in the output); None is the model's own, () is
+    none.
     kernels: "auto" (the platform's best), "reference", "triton" or "tpu", for attention, cache
     writes and verification alike; where a kernel cannot be compiled it is interpreted (slow).
 

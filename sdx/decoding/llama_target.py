@@ -18,10 +18,13 @@ from sdx.records import record, static
 
 @record
 class Reading:
-    """Logits of the tokens asked for, and the keys and values of all tokens read."""
+    """Logits of the tokens asked for; of all tokens read the keys and values, the head's input and
+    the residual stream after each layer (what nobody uses is not computed)."""
 
     logits_BxTxV: jax.Array
     fresh: Fresh
+    hidden_BxTxD: jax.Array
+    layers: tuple[jax.Array, ...]
 
 
 @record
@@ -67,7 +70,12 @@ class LlamaTarget:
         if last is not None and last < tokens_BxT.shape[1]:
             # The other rows' logits are then dead code: the head is half of a small draft.
             logits = self.model.logits(output.hidden_BxTxD[:, -last:])
-        return Reading(logits_BxTxV=logits, fresh=output.fresh)
+        return Reading(
+            logits_BxTxV=logits,
+            fresh=output.fresh,
+            hidden_BxTxD=output.hidden_BxTxD,
+            layers=output.layers,
+        )
 
 
 def as_target(model: Any) -> Any:

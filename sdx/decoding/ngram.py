@@ -32,7 +32,7 @@ class NgramDrafter:
     def nodes(self) -> int:
         return self.lookahead
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int):
+    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int, reading=None):
         return ()
 
     def propose(self, state, sequence: Sequence, sampling: Sampling, random):
@@ -54,5 +54,5 @@ class NgramDrafter:
         tokens_BxN = jnp.take_along_axis(tokens_BxL, jnp.where(live_BxN, from_BxN, 0), axis=1)
         return Proposal(tokens_BxN=tokens_BxN, live_BxN=live_BxN, rule="chosen"), state, random
 
-    def commit(self, state, proposal, verdict):
+    def commit(self, state, proposal, verdict, reading=None):
         return state

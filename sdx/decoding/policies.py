@@ -11,9 +11,11 @@ from sdx.decoding.base import Drafter
 from sdx.decoding.cascades import CascadeDrafter
 from sdx.decoding.chains import ChainDrafter, NoDrafter
 from sdx.decoding.confidence import Calibration, Uncalibrated
+from sdx.decoding.heads import HeadModel, bind
 from sdx.decoding.llama_target import as_target
 from sdx.decoding.thresholds import ThresholdDrafter
-from sdx.decoding.trees import DynamicTreeDrafter, StaticTreeDrafter, check_parents
+from sdx.decoding.trees import DynamicTreeDrafter, StaticTreeDrafter, check_parents, topology
+from sdx.models.heads import Head, HeadConfig
 from sdx.records import (
     Autoregressive,
     Cascade,
@@ -51,11 +53,13 @@ def build_drafter(
     draft: Any = None,
     calibration: Calibration = Uncalibrated(),  # noqa: B008 (frozen)
     max_lookahead: int = 8,
+    target: Any = None,
 ) -> Drafter:
     """The drafter that runs `policy`.
 
-    draft: a draft model (a Llama or another `Target`); for a cascade all of them, the smallest
-    first; None for autoregression. calibration: of confidences, for thresholds. max_lookahead:
+    draft: a draft model (a Llama or another `Target`), or a draft head for `target` (a `Head`, or
+    one that `heads.bind` bound before); for a cascade all models, the smallest first; None for
+    autoregression. calibration: of confidences, for thresholds. max_lookahead:
     the most tokens a threshold level of a cascade may hold.
 
     Raises ValueError where policy and draft do not fit.
@@ -66,7 +70,9 @@ def build_drafter(
         raise ValueError(f"{type(policy).__name__} needs a draft model: pass one as `drafter`")
     if isinstance(policy, Cascade):
         return _cascade(policy, draft, calibration, whole("max_lookahead", max_lookahead, 1))
-    model = as_target(draft)
+    model = bind(draft, target) if isinstance(draft, Head) else as_target(draft)
+    if isinstance(model, HeadModel):
+        check_head(model.head.config, policy)
     if isinstance(policy, Chain):
         verification = one_of("verification", policy.verification, ("token", "block"))
         return ChainDrafter(
@@ -98,6 +104,23 @@ def build_drafter(
     raise ValueError(f"no drafter for the policy {policy!r}")
 
 
+def check_head(config: HeadConfig, policy: Policy) -> None:
+    """Raises ValueError if a head of this shape cannot draft so."""
+    height = {
+        Chain: lambda: int(policy.lookahead),
+        StaticTree: lambda: int(topology(tuple(policy.parents))["depths"].max(initial=0)),
+        DynamicTree: lambda: int(policy.depth),
+    }.get(type(policy), lambda: 0)()
+    if config.longest is not None and height > config.longest:
+        raise ValueError(
+            f"{height} drafts in a row from a head with {config.longest} positions: draft less"
+        )
+    if isinstance(policy, ThresholdChain) and config.kind in ("poss", "medusa"):
+        raise ValueError(
+            f"a {config.kind} head has its own network per position: give a chain a fixed length"
+        )
+
+
 def _cascade(policy: Cascade, drafts: Any, calibration: Calibration, most: int) -> Drafter:
     """Level by level from the smallest model up; the target is not among `drafts`."""
     if bool(policy.lengths) == bool(policy.thresholds):
@@ -108,6 +131,8 @@ def _cascade(policy: Cascade, drafts: Any, calibration: Calibration, most: int) 
             f"a cascade of {len(rules)} levels needs a list of {len(rules)} draft models, the "
             "smallest first"
         )
+    if any(isinstance(draft, (Head, HeadModel)) for draft in drafts):
+        raise ValueError("a draft head drafts for its own target: it has no place in a cascade")
     smallest, *others = map(as_target, drafts)
     if policy.lengths:
         lengths = [whole("length", length, 1) for length in policy.lengths]

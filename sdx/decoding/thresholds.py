@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from sdx.decoding.base import Proposal, Sequence, Target
-from sdx.decoding.chains import LAG, read_and_write, read_prompt
+from sdx.decoding.chains import read_and_write, read_prompt, read_tail, settle
 from sdx.decoding.confidence import Calibration, Uncalibrated
+from sdx.decoding.heads import HeadModel
 from sdx.decoding.sampling import best_token, log_probabilities
-from sdx.decoding.verify import known_tail
 from sdx.records import Sampling, record, static
 
 
@@ -25,14 +25,17 @@ class ThresholdDrafter:
     `threshold`. The inner loop ends when all rows have stopped: what is not drafted costs nothing.
     """
 
-    model: Target
+    model: Target | HeadModel
     threshold: float = static(default=0.3)
     max_lookahead: int = static(default=8)
     crossing: str = static(default="keep")
     calibration: Calibration = static(default=Uncalibrated())
 
     branching = 1
-    ragged = True
+
+    @property
+    def ragged(self) -> bool:
+        return not isinstance(self.model, HeadModel)  # a head needs the features of all rows
 
     @property
     def least(self) -> int:
@@ -46,14 +49,13 @@ class ThresholdDrafter:
     def nodes(self) -> int:
         return self.max_lookahead
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int):
-        return read_prompt(self.model, sequence, prompt_slots, capacity)
+    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int, reading=None):
+        return read_prompt(self.model, sequence, prompt_slots, capacity, self.height, reading)
 
     def propose(self, state, sequence: Sequence, sampling: Sampling, random):
         B, N = sequence.lengths_B.shape[0], self.max_lookahead
         drop, greedy = self.crossing == "drop", sampling.temperature == 0
-        cache = state.rollback(sequence.lengths_B - LAG)
-        logits_BxV, cache = read_and_write(self.model, cache, known_tail(sequence, LAG))
+        logits_BxV, cache = read_tail(self.model, state, sequence)
         V = logits_BxV.shape[-1]
         laws = () if greedy else jnp.full((B, N, V), -jnp.inf)
         start = {
@@ -130,5 +132,5 @@ class ThresholdDrafter:
         )
         return proposal, end["cache"], end["random"]
 
-    def commit(self, state, proposal, verdict):
-        return state
+    def commit(self, state, proposal, verdict, reading=None):
+        return settle(self.model, state, verdict, reading)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdx.decoding.base import Proposal, Rule, Sequence, Target, Tree, Verdict
-from sdx.decoding.chains import LAG, read_prompt
+from sdx.decoding.chains import LAG, read_prompt, read_tail, settle
+from sdx.decoding.heads import HeadModel
 from sdx.decoding.sampling import best_tokens, log_probabilities
 from sdx.decoding.verify import known_tail
 from sdx.records import Sampling, record, static
@@ -81,9 +82,43 @@ class Grown:
     at_BxM: jax.Array
 
 
-def commit_grown(grown: Grown, verdict: Verdict) -> Any:
+@record
+class Opened:
+    """A tree drafter's model after the known tokens: their last logits, its cache, and what its
+    passes see beside the cache: `fresh`, the first `columns` of which are known tokens, the root
+    the last of them. A head has written them all: no columns."""
+
+    logits_BxV: jax.Array
+    cache: Any
+    fresh: Any
+    columns: int = static(default=LAG)
+
+
+def open_tree(model: Target | HeadModel, state: Any, sequence: Sequence) -> Opened:
+    """Reads the known tail; a language model keeps it outside its cache until the commit."""
+    if isinstance(model, HeadModel):
+        logits_BxV, cache = read_tail(model, state, sequence)
+        return Opened(logits_BxV=logits_BxV, cache=cache, fresh=None, columns=0)
+    cache = state.rollback(sequence.lengths_B - LAG)
+    output = model(known_tail(sequence, LAG), cache, last=1)
+    return Opened(logits_BxV=output.logits_BxTxV[:, -1], cache=cache, fresh=output.fresh)
+
+
+def read_level(
+    model: Target | HeadModel, opened: Opened, fresh: Any, tokens, mask, positions, level: int
+) -> tuple[jax.Array, Any]:
+    """Logits of the nodes of a level, and all fresh so far."""
+    extra = {"step": level} if isinstance(model, HeadModel) else {}
+    output = model(tokens, opened.cache, mask=mask, positions=positions, pending=fresh, **extra)
+    joined = output.fresh if fresh is None else model.join([fresh, output.fresh])
+    return output.logits_BxTxV, joined
+
+
+def commit_grown(model: Target | HeadModel, grown: Grown, verdict: Verdict, reading: Any) -> Any:
     """Writes the known tail and the accepted path but its last node: that one may not have been
-    read, and the next round reads it anyway."""
+    read, and the next round reads it anyway. A head forgets its drafts."""
+    if isinstance(model, HeadModel):
+        return settle(model, grown.cache, verdict, reading)
     B = verdict.accepted_B.shape[0]
     at_BxP = jnp.take_along_axis(grown.at_BxM, verdict.path_BxP, axis=1)
     known_BxL = jnp.broadcast_to(jnp.arange(LAG, dtype=jnp.int32), (B, LAG))
@@ -123,7 +158,7 @@ class StaticTreeDrafter:
     """A fixed tree; `children` says how siblings come to be (`records.StaticTree`). Under greedy
     decoding the law is a point, and children are always the likeliest."""
 
-    model: Target
+    model: Target | HeadModel
     parents: tuple[int, ...] = static()
     children: str = static(default="without_replacement")
 
@@ -141,24 +176,37 @@ class StaticTreeDrafter:
     def nodes(self) -> int:
         return len(self.parents)
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int):
-        return read_prompt(self.model, sequence, prompt_slots, capacity)
+    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int, reading=None):
+        return read_prompt(self.model, sequence, prompt_slots, capacity, self.height, reading)
 
     def propose(self, state, sequence: Sequence, sampling: Sampling, random):
         shape = topology(self.parents)
         offspring = [[int(c) for c in row if c > 0] for row in shape["children"]]
         chosen = self.children == "top" or sampling.temperature == 0
-        cache = state.rollback(sequence.lengths_B - LAG)
+        opened = open_tree(self.model, state, sequence)
         columns = [None] * (self.nodes + 1)
         alive = [None] * (self.nodes + 1)
         laws, law_M = [], np.zeros(self.nodes + 1, np.int32)
-        read: list[int] = []  # nodes in the order of their columns in `fresh`, after the known ones
-        fresh = None
+        # Nodes in the order of their columns in `fresh`, after the known ones.
+        read = [0] if opened.columns else []
+        fresh = opened.fresh
         for depth in range(self.height):
             level = [
                 n for n in range(self.nodes + 1) if shape["depths"][n] == depth and offspring[n]
             ]
-            logits_BxGxV, fresh = self._read(cache, sequence, columns, shape, read, level, fresh)
+            if depth == 0:
+                logits_BxGxV = opened.logits_BxV[:, None]
+            else:
+                tokens = jnp.stack([columns[n] for n in level], axis=1)
+                # Columns of the mask: the token before the root, the nodes read so far, these.
+                sees = shape["ancestors"][np.ix_(level, read + level)]
+                before = max(opened.columns - 1, 0)
+                mask = jnp.asarray(np.pad(sees, ((0, 0), (before, 0)), constant_values=True))
+                positions = sequence.lengths_B[:, None] - 1 + shape["depths"][level]
+                logits_BxGxV, fresh = read_level(
+                    self.model, opened, fresh, tokens, mask, positions, depth
+                )
+                read += level
             counts = [len(offspring[n]) for n in level]
             if chosen:
                 tokens, live = best_children(logits_BxGxV, counts)
@@ -170,9 +218,8 @@ class StaticTreeDrafter:
                 for child, token_B, live_B in zip(offspring[n], own_tokens, own_live, strict=True):
                     columns[child] = token_B
                     alive[child] = live_B if n == 0 else live_B & alive[n]
-            read += level
         at_M = np.zeros(self.nodes + 1, np.int32)
-        at_M[read] = np.arange(len(read)) + LAG - 1
+        at_M[read] = np.arange(len(read)) + max(opened.columns - 1, 0)
         B = sequence.lengths_B.shape[0]
         proposal = Proposal(
             tokens_BxN=jnp.stack(columns[1:], axis=1).astype(jnp.int32),
@@ -181,21 +228,8 @@ class StaticTreeDrafter:
             tree=self._tree(shape, law_M),
             rule="chosen" if chosen else self.children,
         )
-        grown = Grown(cache=cache, fresh=fresh, at_BxM=jnp.broadcast_to(at_M, (B, len(at_M))))
-        return proposal, grown, random
-
-    def _read(self, cache, sequence, columns, shape, read, level, fresh):
-        """Logits of a level's nodes, and all fresh so far."""
-        if level == [0]:
-            output = self.model(known_tail(sequence, LAG), cache, last=1)
-            return output.logits_BxTxV, output.fresh
-        # Columns of the mask: the token before the root, then the nodes read so far, then these.
-        sees = shape["ancestors"][np.ix_(level, read + level)]
-        mask = jnp.asarray(np.pad(sees, ((0, 0), (LAG - 1, 0)), constant_values=True))
-        positions = sequence.lengths_B[:, None] - 1 + shape["depths"][level]
-        tokens = jnp.stack([columns[n] for n in level], axis=1)
-        output = self.model(tokens, cache, mask=mask, positions=positions, pending=fresh)
-        return output.logits_BxTxV, self.model.join([fresh, output.fresh])
+        at_BxM = jnp.broadcast_to(at_M, (B, len(at_M)))
+        return proposal, Grown(cache=opened.cache, fresh=fresh, at_BxM=at_BxM), random
 
     def _tree(self, shape, law_M) -> Tree:
         return Tree(
@@ -206,8 +240,8 @@ class StaticTreeDrafter:
             height=self.height,
         )
 
-    def commit(self, state: Grown, proposal: Proposal, verdict: Verdict):
-        return commit_grown(state, verdict)
+    def commit(self, state: Grown, proposal: Proposal, verdict: Verdict, reading=None):
+        return commit_grown(self.model, state, verdict, reading)
 
 
 @record
@@ -215,7 +249,7 @@ class DynamicTreeDrafter:
     """EAGLE-2 (Li et al. 2024): `depth` times the best `branching` nodes get `branching` children
     each; of all candidates the `budget` likeliest are kept. Chosen by value throughout."""
 
-    model: Target
+    model: Target | HeadModel
     budget: int = static(default=16)
     depth: int = static(default=4)
     branching: int = static(default=4)
@@ -231,30 +265,30 @@ class DynamicTreeDrafter:
         b = self.branching
         return min(self.budget, b + (self.depth - 1) * b * b)
 
-    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int):
-        return read_prompt(self.model, sequence, prompt_slots, capacity)
+    def prepare(self, sequence: Sequence, prompt_slots: int, capacity: int, reading=None):
+        return read_prompt(self.model, sequence, prompt_slots, capacity, self.height, reading)
 
     def propose(self, state, sequence: Sequence, sampling: Sampling, random):
         b, B = self.branching, sequence.lengths_B.shape[0]
         row_B = jnp.arange(B)[:, None]
-        cache = state.rollback(sequence.lengths_B - LAG)
-        output = self.model(known_tail(sequence, LAG), cache, last=1)
-        fresh = output.fresh
-        score_Bxb, token_Bxb = best_tokens(_confidence(output)[:, 0], b)
+        opened = open_tree(self.model, state, sequence)
+        fresh = opened.fresh
+        score_Bxb, token_Bxb = best_tokens(_confidence(opened.logits_BxV), b)
         # Candidates in order of birth: score, token, number of the parent (0 the root).
         scores, tokens, parents = [score_Bxb], [token_Bxb], [jnp.zeros((B, b), jnp.int32)]
         born, column = b, jnp.zeros((B, 1 + b), jnp.int32)  # column of fresh, by candidate number
         frontier_Bxb = jnp.broadcast_to(jnp.arange(1, b + 1), (B, b))  # candidate numbers
-        sees = jnp.ones((B, b, LAG), bool)
+        sees = jnp.ones((B, b, opened.columns), bool)
         for level in range(1, self.depth):
             own = jnp.broadcast_to(jnp.eye(b, dtype=bool), (B, b, b))
             sees = jnp.concatenate([sees, own], axis=-1)
-            at = LAG + (level - 1) * b + jnp.arange(b)
+            at = opened.columns + (level - 1) * b + jnp.arange(b)
             column = column.at[row_B, frontier_Bxb].set(at)
             positions = jnp.broadcast_to(sequence.lengths_B[:, None] - 1 + level, (B, b))
-            output = self.model(token_Bxb, cache, mask=sees, positions=positions, pending=fresh)
-            fresh = self.model.join([fresh, output.fresh])
-            value, token = best_tokens(_confidence(output), b)
+            logits_BxbxV, fresh = read_level(
+                self.model, opened, fresh, token_Bxb, sees, positions, level
+            )
+            value, token = best_tokens(_confidence(logits_BxbxV), b)
             score_Bxbb = (score_Bxb[..., None] + value).reshape(B, b * b)
             token_Bxbb = token.reshape(B, b * b)
             scores.append(score_Bxbb)
@@ -280,12 +314,12 @@ class DynamicTreeDrafter:
             tree=tree_of_parents(parents_BxN, self.depth, b),
             rule="chosen",
         )
-        return proposal, Grown(cache=cache, fresh=fresh, at_BxM=at_BxM), random
+        return proposal, Grown(cache=opened.cache, fresh=fresh, at_BxM=at_BxM), random
 
-    def commit(self, state: Grown, proposal: Proposal, verdict: Verdict):
-        return commit_grown(state, verdict)
+    def commit(self, state: Grown, proposal: Proposal, verdict: Verdict, reading=None):
+        return commit_grown(self.model, state, verdict, reading)
 
 
-def _confidence(output) -> jax.Array:
+def _confidence(logits: jax.Array) -> jax.Array:
     """log of the draft's own probabilities, whatever the sampling."""
-    return jax.nn.log_softmax(output.logits_BxTxV.astype(jnp.float32), axis=-1)
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)

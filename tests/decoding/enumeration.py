@@ -182,10 +182,10 @@ def round_law(target, drafter, sampling, prompt) -> dict:
     sequence = Sequence(tokens_BxL=tokens_BxL, lengths_B=jnp.array([size]))
 
     def play(script):
-        state = drafter.prepare(sequence, size, size + 8)
         cache = target.empty_cache(1, size + 8)
-        fresh = target(sequence.tokens_BxL[:, :size], cache).fresh
-        cache = cache.commit(fresh, jnp.arange(size)[None], jnp.array([size - 1]))
+        read = target(sequence.tokens_BxL[:, :size], cache)
+        state = drafter.prepare(sequence, size, size + 8, read)
+        cache = cache.commit(read.fresh, jnp.arange(size)[None], jnp.array([size - 1]))
         proposal, _, script = drafter.propose(state, sequence, sampling, script)
         output = read_proposal(target, cache, sequence, proposal, lag=1)
         kernels = kernels_of(target)
