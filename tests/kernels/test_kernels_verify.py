@@ -156,6 +156,18 @@ def decisions(implementation):
             )  # fmt: skip
             found.append(np.stack([accepted, token]))
         found.append(np.stack([target.best_R, target.best_R]))
+        if "top_p" in filters:
+            continue  # the tree's own rules; filters act before them
+        # Nodes 1 and 2 below the root, 3 below 1; the likeliest drafts, and the target's at 2.
+        children = jnp.array([[1, 2], [3, -1], [-1, -1], [-1, -1]])
+        nodes = jnp.stack([0 * tokens[:, 0], tokens[:, 0], target.best_R[::4], tokens[:, 1]], 1)
+        for rule in ("without_replacement", "chosen"):
+            accepted, path, ranks, token, _ = verification_rules.tree(
+                stream, Seeded(key), target, None if rule == "chosen" else draft, nodes,
+                jnp.ones((2, 4), bool), jnp.stack([children, children]), jnp.array([0, 1, 2, 0]),
+                2, rule,
+            )  # fmt: skip
+            found.append(np.stack([accepted, path[:, 0], ranks[:, 0], token]))
     return found
 
 
@@ -164,11 +176,19 @@ def reference_decisions():
     return decisions("reference")
 
 
+@jax.tree_util.register_pytree_node_class
 class Seeded:
     """The same uniforms and seeds for every implementation."""
 
     def __init__(self, key):
         self.key = key
+
+    def tree_flatten(self):
+        return (self.key,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
 
     def next(self):
         self.key, use = jax.random.split(self.key)
