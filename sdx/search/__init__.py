@@ -3,15 +3,17 @@
 from sdx.search.cascades import optimal_lengths, optimal_thresholds
 from sdx.search.describe import DesignResult
 from sdx.search.design import design
+from sdx.search.members import Members
 from sdx.search.problems import Knobs
 from sdx.search.schedule import BreakEven, Schedule, break_even, pareto, schedule
-from sdx.search.sensitivity import DesignIntervals, intervals
+from sdx.search.sensitivity import DesignIntervals, intervals, tree_elasticities
 
 __all__ = [
     "BreakEven",
     "DesignIntervals",
     "DesignResult",
     "Knobs",
+    "Members",
     "Schedule",
     "break_even",
     "design",
@@ -20,4 +22,5 @@ __all__ = [
     "optimal_thresholds",
     "pareto",
     "schedule",
+    "tree_elasticities",
 ]

@@ -21,6 +21,7 @@ from sdx.search.exact import (
     lattice_points,
     score_chunks,
 )
+from sdx.search.members import Members, design_members
 from sdx.search.problems import OBJECTIVES, Common, Kind, Knobs, design_parts
 from sdx.search.sensitivity import scalars_to_float64
 from sdx.search.space import from_lattice, round_to_lattice, starts
@@ -29,7 +30,7 @@ from sdx.theory.hardware import Hardware, StepTable, require_fit
 from sdx.theory.numerics import float64
 from sdx.theory.scaling import besiroglu, sdsl_plane
 
-POLICIES = ("chain", "tree", "threshold")
+POLICIES = ("chain", "tree", "threshold", "cascade")
 # Lattice points per cell up to which the certificate is enumeration. A threshold design costs as
 # much as fifty chains (convolutions): there branch and bound is the cheaper one much earlier.
 _ENUMERATE = {"chain": 50_000, "tree": 50_000, "threshold": 2_000}
@@ -125,11 +126,13 @@ def solve(problem: Problem, start_count: int = 6, rounds: int = 4, inner: int = 
     a workload by the ascent's own score are rounded and climbed.
     """
     space, profiles, cells = problem.space, problem.profiles, problem.cells
-    z0 = jnp.asarray(starts(space, start_count if space else 1))
+    if not space:
+        return _looked_at(problem)
+    z0 = jnp.asarray(starts(space, start_count))
     arguments = (jnp.asarray(profiles), cells, problem.common, z0)
     x, _, score = ascend(design_parts, space, *arguments, rounds=rounds, inner=inner)
     x, score = np.asarray(x), np.nan_to_num(np.asarray(score), nan=-np.inf)
-    per_start = evaluations_of_ascent(len(profiles), rounds, inner) if space else len(profiles)
+    per_start = evaluations_of_ascent(len(profiles), rounds, inner)
     solutions = []
     for owner in np.unique(problem.owners):
         mine = np.flatnonzero(problem.owners == owner)
@@ -147,13 +150,25 @@ def solve(problem: Problem, start_count: int = 6, rounds: int = 4, inner: int = 
     return solutions
 
 
+def _looked_at(problem: Problem):
+    """As `solve` where only integers are designed: the profile table is the problem."""
+    arguments = (design_parts, problem.space, problem.profiles)
+    tops = [
+        (c, *exhaustive(*arguments, cell, problem.common)) for c, cell in enumerate(problem.cells)
+    ]
+    solutions = []
+    for owner in np.unique(problem.owners):
+        mine = [top for top in tops if problem.owners[top[0]] == owner]
+        best = max(mine, key=lambda top: top[3])
+        solutions.append((*best[:4], sum(top[4] for top in mine)))
+    return solutions
+
+
 def _best_rounding(problem: Problem, order, x, top, rows=10, steps=12):
     """Lattice indices [p, n] for cells `order` and their ascents' points x [p, n]: polished once
     per likely profile row, rounded, the best by exact score. Also the evaluations spent."""
     space, common = problem.space, problem.common
     profiles, cells = jnp.asarray(problem.profiles), problem.cells[order]
-    if not space:
-        return round_to_lattice(space, x), 0
     tables = np.concatenate(
         [
             score_chunks(design_parts, x[k][None], profiles, cell, common)
@@ -232,6 +247,7 @@ def design(
     training_flops_limit=None,
     weight_dtypes: Sequence[str] = ("bfloat16",),
     knobs: Knobs | None = None,
+    members: Members | None = None,
     start_count: int = 6,
     certificate: bool = True,
 ):
@@ -243,21 +259,28 @@ def design(
     head on the target, accepted by `head_law` (a theory.heads.HeadLaw). Both may be compared. Or
     `draft` (Architecture) with its measured `acceptance` (a law, or a dict of laws by policy), and
     `draft_hardware` (its StepTable): only policy and split are designed. `policies` to compare:
-    chain, tree, threshold (at most `max_lookahead` drafts). Of a workload everything counts but
-    its temperature, which only heads have a law for: other laws hold at the temperature they were
-    fitted at. `devices`: tensor parallel degrees 1, 2, 4 ... up to it are tried, or
-    `tensor_parallel` alone; `weight_dtypes` of the draft. `objective`: tokens_per_second, latency
-    (tokens per second of one user), tokens_per_joule, tokens_per_dollar.
-    `latency_limit_seconds` per token of one user. `training_flops_limit`, 6 N D: the draft's
-    tokens are designed too, under it. `knobs`: compute, bandwidth and on-chip memory of the device
-    are designed too, under its budget. Raises ValueError for bad or infeasible input.
+    chain, tree, threshold (at most `max_lookahead` drafts), cascade (of some of `members`, in some
+    order; continuous batches). `devices`: tensor parallel degrees 1, 2, 4 ... up to it are tried,
+    or `tensor_parallel` alone; `weight_dtypes` of the draft (which change its time and memory, not
+    its acceptance). `objective`: tokens_per_second, latency (tokens per second of one user),
+    tokens_per_joule, tokens_per_dollar. `latency_limit_seconds` per token of one user.
+    `training_flops_limit`, 6 N D: the draft's tokens are designed too, under it. `knobs`: compute,
+    bandwidth and on-chip memory of the device are designed too, under its budget.
+
+    Of a workload everything counts but its temperature, which only heads have a law for: other laws
+    hold at the temperature they were fitted at. Raises ValueError for bad or infeasible input.
     """
     single = isinstance(workload, Workload)
     workloads = [workload] if single else list(workload)
     _check(workloads, devices, max_lookahead, objective, policies, hardware, knobs)
     if (draft is None) != (acceptance is None):
         raise ValueError("a given draft and its measured acceptance law come together")
-    laws = _laws(acceptance, policies)
+    if ("cascade" in policies) != (members is not None):
+        raise ValueError("the policy cascade needs `members` (search.Members) to choose from")
+    if members is not None and workloads[0].batching == "static":
+        raise ValueError("cascades are chosen for continuous batches: predict a static one")
+    climbed = [policy for policy in policies if policy != "cascade"]
+    laws = _laws(acceptance, climbed)
     families = (family,) if isinstance(family, str) else tuple(family)
     _check_families(families, draft, head_law, policies)
     common = Common(
@@ -279,7 +302,7 @@ def design(
     degrees = [_degrees(target, hardware, w, devices, tensor_parallel) for w in workloads]
     heads = list(itertools.product(head_layers, specialist_positions))
     best: dict = {}
-    for name, policy in itertools.product(families, policies):
+    for name, policy in itertools.product(families, climbed):
         plain = draft is not None or name == "llama"
         owners, cells = _cells(workloads, degrees, [(1, 0)] if plain else heads)
         tokens = training_flops_limit is not None
@@ -303,8 +326,36 @@ def design(
             )
             for k, solution in enumerate(solve(problem, start_count)):
                 best.setdefault(k, []).append((problem, solution))
-    results = [_result(k, w, best[k], certificate) for k, w in enumerate(workloads)]
+    results = [_result(k, w, best.get(k, []), certificate) for k, w in enumerate(workloads)]
+    if members is not None:
+        limits = dict(
+            objective_name=objective,
+            round_overhead_seconds=round_overhead_seconds,
+            latency_limit_seconds=latency_limit_seconds,
+        )
+        for k, w in enumerate(workloads):
+            chosen = design_members(target, hardware, w, members, degrees=degrees[k], **limits)
+            results[k] = _better(results[k], chosen)
+    for w, result in zip(workloads, results, strict=True):
+        if result is None:
+            raise ValueError(
+                f"no design is allowed at batch {float(w.batch):g}, context "
+                f"{float(w.context):g}: loosen the memory or latency limit"
+            )
     return results[0] if single else results
+
+
+def _better(climbed: DesignResult | None, chosen: DesignResult | None) -> DesignResult | None:
+    """The one of higher score; the other one's certificate is then the better one's, too, raised
+    by the ratio of their scores."""
+    if climbed is None or chosen is None:
+        return chosen if climbed is None else climbed
+    if climbed.score >= chosen.score:
+        return climbed
+    gap = climbed.certificate_gap
+    if gap is not None:
+        gap = max((1.0 + gap) * float(climbed.score) / float(chosen.score) - 1.0, 0.0)
+    return dataclasses.replace(chosen, certificate_gap=gap)
 
 
 def _check_families(families, draft, head_law, policies):
@@ -342,16 +393,16 @@ def _cells(workloads, degrees, heads):
     return table[:, 0].astype(int), jnp.asarray(table[:, 1:])
 
 
-def _result(owner, workload, candidates, certificate) -> DesignResult:
-    """The best structure's solution; the certificate covers every structure that was tried."""
+def _result(owner, workload, candidates, certificate) -> DesignResult | None:
+    """The best structure's solution, None where none is allowed; the certificate covers every
+    structure that was tried."""
+    if not candidates:
+        return None
     problem, solution = max(candidates, key=lambda c: c[1][3])
     evaluations = sum(s[4] for _, s in candidates)
     found, gap, ascent_gap = solution[3], None, None
     if not np.isfinite(found):
-        raise ValueError(
-            f"no design is allowed at batch {float(workload.batch):g}, context "
-            f"{float(workload.context):g}: loosen the memory or latency limit"
-        )
+        return None
     if certificate:
         gaps = []
         for tried, _ in candidates:

@@ -41,6 +41,8 @@ def score_chunks(parts, xs, profiles, cell, common):
     profiles = jnp.asarray(profiles)
     large = max(_SMALL_CHUNK, _CHUNK // len(profiles))
     size = large if len(xs) > 4 * _SMALL_CHUNK else _SMALL_CHUNK
+    if not xs.shape[1]:  # nothing but the profile table
+        size = 1
     tables = []
     for begin in range(0, len(xs), size):
         chunk = _pad(xs[begin : begin + size], size)

@@ -14,6 +14,7 @@ from sdx.search.problems import design_parts, draft_of, values_of
 from sdx.theory.numerics import float64
 from sdx.theory.scaling import student_t
 from sdx.theory.transformers import parameters
+from sdx.theory.trees import candidate_tree, soft_tree
 
 
 def _label(path) -> str:
@@ -45,6 +46,40 @@ def elasticities(gradient, arguments, *rest) -> dict[str, float]:
 def scalars_to_float64(tree):
     """Numbers of a pytree as float64 scalars, so that every one of them can be differentiated."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
+
+
+@record
+class TreeElasticities:
+    """d ln tokens / d ln of a tree's budget, depth limit and acceptance q[d, r] (same shape)."""
+
+    budget: Number
+    depth: Number
+    acceptance: Number
+
+
+@float64
+def tree_elasticities(acceptance, budget, depth, temperature=0.05) -> TreeElasticities:
+    """How the best tree's expected tokens would grow: the gradients of the soft tree.
+
+    acceptance: [ranks] or [depths, ranks] of numbers; budget, depth: real, as `theory.soft_tree`.
+    Budget and depth of a design are integers and looked at one by one, which is exact; this is
+    what those integers are worth. As the temperature falls the budget's is the next node's score.
+    """
+    q = np.asarray(acceptance, float)
+    # One level and some nodes more than the limits: what these keep out is among the candidates.
+    levels = int(np.ceil(depth)) + 1
+    if q.ndim == 1:
+        q = np.broadcast_to(q, (levels, len(q)))
+    levels = min(levels, len(q))
+    candidates = candidate_tree(q, int(4 * np.ceil(budget)) + 32, levels)
+
+    def log_tokens(budget, depth, q):
+        return jnp.log(soft_tree(q, budget, depth, temperature, candidates).expected_tokens)
+
+    point = (jnp.asarray(budget, float), jnp.asarray(depth, float), jnp.asarray(q[:levels]))
+    slopes = jax.jit(jax.grad(log_tokens, argnums=(0, 1, 2)))(*point)
+    shares = [slope * value for slope, value in zip(slopes, point, strict=True)]
+    return TreeElasticities(budget=shares[0], depth=shares[1], acceptance=shares[2])
 
 
 @record
@@ -93,6 +128,8 @@ def intervals(result) -> DesignIntervals:
 
     Raises ValueError for designs whose acceptance was given and not fitted here.
     """
+    if result.source is None:
+        raise ValueError("a cascade's acceptance rates were given: they carry their own intervals")
     problem, cell, x, row = result.source
     common = problem.common
     if common.acceptance is not None or common.kind.family != "independent":

@@ -249,7 +249,7 @@ def _laws(policy: Cascade, s: Setting):
     return tuple(laws), tuple(models)
 
 
-def _cascade_costs(s: Setting, models, most):
+def cascade_costs(s: Setting, models, most):
     """The smallest model's pass; then of every other the passes over 0..most[n] held tokens."""
     where = s.draft_hardware
     where = where if isinstance(where, tuple | list) else (where,) * len(models)
@@ -274,14 +274,14 @@ def cascade_round(policy: Cascade, s: Setting) -> Round:
     if isinstance(s.hardware, AbstractCost):
         raise ValueError("a cascade needs step times (Hardware or StepTable), not abstract costs")
     if policy.lengths:
-        costs = _cascade_costs(s, models, held_limits(len(laws), LONGEST_CALL))
+        costs = cascade_costs(s, models, held_limits(len(laws), LONGEST_CALL))
         alphas, lengths = (
             jnp.stack([jnp.asarray(v, float) for v in values])
             for values in ([law.alpha for law in laws], policy.lengths)
         )
         outcome = cascade_of_passes(alphas, costs, lengths, LONGEST_CALL)
     else:
-        costs = _cascade_costs(s, models, [_HELD - 1] * len(laws))
+        costs = cascade_costs(s, models, [_HELD - 1] * len(laws))
         thresholds = jnp.stack([jnp.asarray(p, float) for p in policy.thresholds])
         bounds = (_HELD, _RETURNED, _STEPS)
         outcome = _threshold_cascade(laws, costs, thresholds, "keep", *bounds)
