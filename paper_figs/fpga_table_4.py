@@ -15,7 +15,7 @@ import numpy as np
 from paper_figs.comparison import Comparison, finish, read
 from paper_figs.fpga_model import LENGTHS, autoregressive, speed
 from paper_figs.fpga_table_1 import best_length
-from paper_figs.style import COLOURS, panels, save
+from paper_figs.style import panels, save
 
 
 def v80_line():
@@ -91,7 +91,7 @@ def draw(rows) -> None:
             lengths.append(LENGTHS[curve.argmax()])
         printed = [float(r["speedup"]) for r in mine]
         axis.bar(places - 0.2, printed, 0.4, color="#cccccc", edgecolor="#111111", label="paper")
-        axis.bar(places + 0.2, ours, 0.4, color=COLOURS[1], label="ours")
+        axis.bar(places + 0.2, ours, 0.4, color="#9db4d6", edgecolor="#111111", label="ours")
         right = axis.twinx()
         right.plot(places, lengths, color="#111111", marker="o", linewidth=1)
         right.set_ylim(0, 50)
@@ -100,7 +100,7 @@ def draw(rows) -> None:
         axis.set_xticklabels([r["context_length"] for r in mine], rotation=40, fontsize=7)
     axes[0].set_ylabel("speedup (bars)")
     right.set_ylabel("best verification length (line)")
-    axes[0].legend(loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     save(figure, "fpga_table_4")
 
 

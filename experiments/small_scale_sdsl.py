@@ -1,0 +1,279 @@
+"""SDSL's protocol (their section 4 and appendix F) at small scale, on models trained here.
+
+    python -m experiments.small_scale_sdsl [--target-minutes 5] [--draft-minutes 2] [--work DIR]
+
+Three targets (the largest is the small pair's) and four one-layer drafts, trained on the standard
+library's sources; perplexities on held-out text; alpha of all twelve pairs from TAR(gamma) at
+temperature 1; the affine plane alpha = a x + b y + c; a loss law through the drafts; N* with its
+interval by the plane's covariance, once at the paper's cost (N / M per draft) and once at this
+machine's (step times, linear in N); then tokens per second of the largest target with every draft.
+
+Expect: alpha falls with the draft's perplexity (a < 0, its interval without 0); the paper's N*,
+which charges a draft nothing but its parameters, below the draft that is fastest here. Trained
+models stay in --work, and a killed run goes on where it was. Half an hour on two cores. Writes
+experiments/results/small_scale_sdsl.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix
+import tyro
+from tokenizers import Tokenizer
+
+from experiments.provenance import provenance
+from experiments.train_small_models import held_out_loss, say, shape
+from sdx.calibration import measure
+from sdx.calibration.fit import fit_alpha
+from sdx.decoding.generation import generate
+from sdx.decoding.llama_target import as_target
+from sdx.models.checkpoint import load_model, save_model
+from sdx.models.llama import Llama
+from sdx.records import Autoregressive, Chain, Sampling
+from sdx.theory.numerics import float64
+from sdx.theory.scaling import LossLaw, fit_perplexity_law
+from sdx.training import corpus
+from sdx.training.losses import language_model_loss
+from sdx.training.trainer import Schedule, Trainer
+
+RESULT = Path(__file__).parent / "results" / "small_scale_sdsl.json"
+draft_shape = functools.partial(shape, layers=1, head_dim=16, tie_embedding=True)
+CONFIGS = {
+    "target_small": shape(width=192, layers=2, heads=6, kv_heads=3, ffn_width=448),
+    "target_medium": shape(width=256, layers=3, heads=8, kv_heads=4, ffn_width=640),
+    "draft_48": draft_shape(width=48, heads=3, kv_heads=3, ffn_width=128),
+    "draft_96": draft_shape(width=96, heads=6, kv_heads=6, ffn_width=256),
+    "draft_160": draft_shape(width=160, heads=10, kv_heads=10, ffn_width=448),
+    "draft_256": draft_shape(width=256, heads=16, kv_heads=16, ffn_width=704),
+}
+DRAFTS = tuple(name for name in CONFIGS if name.startswith("draft"))
+LOOKAHEADS = (1, 2, 3, 5, 7, 9)
+SAMPLING = Sampling(temperature=1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args:
+    """How long, where."""
+
+    target_minutes: float = 5.0
+    draft_minutes: float = 2.0
+    prompts: int = 48
+    new_tokens: int = 96
+    seed: int = 0
+    pair: Path = Path("experiments/small_pair")
+    """Its target is the largest target, its tokenizer everybody's."""
+    work: Path = Path("out/small_scale_sdsl")
+
+
+def trained(name: str, args: Args, stream: np.ndarray) -> tuple[Llama, int]:
+    """The model (trained now, or found in `work`) and the tokens it was trained on."""
+    target = name.startswith("target")
+    tokens = 4096 if target else 2048
+    minutes = args.target_minutes if target else args.draft_minutes
+    trainer = Trainer(
+        Llama(CONFIGS[name], jax.random.key(args.seed)),
+        language_model_loss,
+        corpus.lengthening_batches(stream, tokens, (256, 512), 0.75, args.seed),
+        Schedule(seconds=60 * minutes),
+        folder=args.work / "checkpoints" / name,
+    )
+    trainer.resume()
+
+    def report(trainer: Trainer) -> None:
+        now = trainer.progress
+        say(f"{name} step {now.step}, {now.seconds:.0f} of {60 * minutes:.0f} s, {now.loss:.3f}")
+
+    done = trainer.fit(report)
+    save_model(args.work / name, trainer.model)
+    return load_model(args.work / name)[0], done.step * tokens
+
+
+def tokens_per_round(target, draft, prompts, lookahead: int, args: Args) -> float:
+    """TAR(gamma): tokens per target call, bonus included, over all prompts in batches of 16."""
+    runs = [
+        generate(
+            target,
+            draft,
+            prompts[i : i + 16],
+            Chain(lookahead=lookahead),
+            SAMPLING,
+            args.new_tokens,
+            args.seed + i,
+            stop_ids=(),
+        ).measurement()
+        for i in range(0, len(prompts), 16)
+    ]
+    total = measure.pooled(runs)
+    return float(total.tokens / total.rounds)
+
+
+@float64
+def _fit_loss_law(sizes, losses):
+    def residuals(theta, data):
+        N, L = data
+        return theta[0] + jnp.exp(theta[1] - theta[2] * jnp.log(N)) - L
+
+    start = jnp.array([losses.min() - 0.5, 3.0, 0.3])
+    solver = optimistix.LevenbergMarquardt(rtol=1e-10, atol=1e-10)
+    return optimistix.least_squares(
+        residuals, solver, start, args=(sizes, losses), max_steps=500, throw=False
+    ).value
+
+
+def fit_loss_law(sizes, losses) -> LossLaw:
+    """L(N) = E + A / N^nu through drafts of one training budget (no term in D)."""
+    E, log_A, nu = (float(x) for x in _fit_loss_law(np.asarray(sizes, float), np.asarray(losses)))
+    return LossLaw(E=E, A=float(np.exp(log_A)), nu=nu, B=0.0, delta=1.0)
+
+
+def best_by_time(plane, loss_law, target_perplexity, line, target_seconds, sizes) -> dict:
+    """N* on a grid of sizes where a draft takes line[0] + line[1] N seconds, the verification
+    target_seconds(gamma + 1), and gamma is the best integer; the 95 % interval from draws of the
+    plane's coefficients."""
+    grid = np.geomspace(min(sizes) / 3, max(sizes) * 3, 200)
+    gammas = np.arange(1, 10)
+    seconds = (line[0] + line[1] * grid)[:, None] * gammas + target_seconds[gammas]
+    perplexity = np.asarray(loss_law.perplexity(grid, 1.0))
+
+    def best(coefficients) -> float:
+        a, b, c = coefficients
+        alpha = np.clip(a * perplexity + b * target_perplexity + c, 1e-6, 1 - 1e-6)
+        powers = alpha[:, None, None] ** np.arange(10)  # S(k)
+        tokens = np.cumsum(powers, axis=-1)[:, 0, 1:]
+        return float(grid[np.argmax((tokens / seconds).max(axis=1))])
+
+    random = np.random.default_rng(0)
+    draws = random.multivariate_normal(plane.coefficients, plane.covariance, 400)
+    low, high = np.quantile([best(d) for d in draws], [0.025, 0.975])
+    return {"N": best(np.asarray(plane.coefficients)), "low": float(low), "high": float(high)}
+
+
+def measured_speed(target, drafts, prompts, args: Args) -> dict:
+    """Tokens per second of every draft at its lookaheads, prompts and policies in turns."""
+    policies = {("autoregression", 0): (Autoregressive(), None)}
+    for name, draft in drafts.items():
+        for gamma in (1, 2, 3, 5):
+            policies[name, gamma] = (Chain(lookahead=gamma), draft)
+    runs = measure.decode(
+        target, None, prompts, policies, max_new_tokens=args.new_tokens, sampling=SAMPLING,
+        repeats=2, report=say,
+    )  # fmt: skip
+    found = {}
+    for (name, gamma), of_prompts in runs.items():
+        rates = [(len(run.tokens[0]) - 1) / run.seconds for prompt in of_prompts for run in prompt]
+        random = np.random.default_rng(1)
+        draws = np.median(random.choice(rates, (1000, len(rates))), axis=1)
+        low, high = np.quantile(draws, [0.025, 0.975])
+        found.setdefault(name, {})[gamma] = {
+            "tokens_per_second": float(np.median(rates)), "low": float(low), "high": float(high),
+        }  # fmt: skip
+    return found
+
+
+def acceptance(models, losses, prompts, args: Args) -> list[dict]:
+    """alpha of every target with every draft, beside their perplexities."""
+    wrapped = {name: as_target(model) for name, model in models.items()}
+    pairs = []
+    for target in sorted(n for n in models if n.startswith("target")):
+        for draft in DRAFTS:
+            tar = [
+                tokens_per_round(wrapped[target], wrapped[draft], prompts, gamma, args)
+                for gamma in LOOKAHEADS
+            ]
+            alpha = fit_alpha(LOOKAHEADS, tar).alpha
+            pairs.append(
+                {
+                    "target": target,
+                    "draft": draft,
+                    "tokens_per_round": tar,
+                    "target_perplexity": float(np.exp(losses[target])),
+                    "draft_perplexity": float(np.exp(losses[draft])),
+                    "alpha": [float(alpha.value), float(alpha.low), float(alpha.high)],
+                }
+            )
+            say(f"{target} with {draft}: alpha {alpha.value:.3f}")
+    return pairs
+
+
+def step_times(models, args: Args) -> tuple[dict[int, float], dict[str, float]]:
+    """Seconds of the largest target's pass over n tokens, and of one step of every draft."""
+    context = 64 + args.new_tokens // 2
+    timers = measure.target_timers(
+        as_target(models["target_large"]), [1, 2, 3, 4, 6, 8, 10], [context], capacity=192
+    )
+    verify = {key[1]: float(np.median([t() for _ in range(9)])) for key, t in timers.items()}
+    steps = {}
+    for name in DRAFTS:
+        timers = measure.draft_timers(as_target(models[name]), (1, 4), context, capacity=192)
+        found = {key[0]: np.asarray([t() for _ in range(9)]) for key, t in timers.items()}
+        table = measure.draft_times(found, name, context).table
+        steps[name] = float(np.ravel(table.seconds)[0])
+    return verify, steps
+
+
+def main(args: Args) -> None:
+    tokenizer = Tokenizer.from_file(str(args.pair / "tokenizer.json"))
+    streams = {s: corpus.tokenise(tokenizer, corpus.texts(s)) for s in ("train", "held_out")}
+    models, tokens = {}, {}
+    for name in CONFIGS:
+        models[name], tokens[name] = trained(name, args, streams["train"])
+    models["target_large"] = load_model(args.pair / "target")[0]
+    record = json.loads((args.pair / "training.json").read_text())["models"]["target"]
+    tokens["target_large"] = record["stages"]["target"]["tokens"]
+    sizes = {name: model.config.parameters() for name, model in models.items()}
+    losses = {n: held_out_loss(m, streams["held_out"], 32768) for n, m in models.items()}
+    for name, loss in losses.items():
+        say(f"{name}: {sizes[name] / 1e6:.2f} M, held-out {loss:.3f} nats")
+
+    prompts = corpus.held_out_prompts(streams["held_out"], args.prompts, 64).tolist()
+    pairs = acceptance(models, losses, prompts, args)
+    x, y = (np.asarray([p[f"{who}_perplexity"] for p in pairs]) for who in ("draft", "target"))
+    fit = fit_perplexity_law(x, np.asarray([p["alpha"][0] for p in pairs]), y)
+    draft_sizes = [sizes[n] for n in DRAFTS]
+    loss_law = fit_loss_law(draft_sizes, [losses[n] for n in DRAFTS])
+
+    verify, steps = step_times(models, args)
+    line = np.polynomial.polynomial.polyfit(draft_sizes, [steps[n] for n in DRAFTS], 1)
+    curve = np.interp(np.arange(11), list(verify), list(verify.values()))
+    largest = float(np.exp(losses["target_large"]))
+    parameters_only = (0.0, 1.0 / sizes["target_large"])
+    optimum = functools.partial(best_by_time, fit.law, loss_law, largest, sizes=draft_sizes)
+    speed = measured_speed(
+        as_target(models["target_large"]),
+        {n: as_target(models[n]) for n in DRAFTS},
+        prompts[:10],
+        args,
+    )
+    result = {
+        "sizes": sizes,
+        "training_tokens": tokens,
+        "held_out_loss_nats": losses,
+        "pairs": pairs,
+        "plane": {
+            "coefficients": np.asarray(fit.law.coefficients).tolist(),
+            "margins": np.asarray(fit.margins).tolist(),
+            "r_squared": float(fit.r_squared),
+            "mean_squared_error": float(fit.mean_squared_error),
+        },
+        "loss_law": {k: float(getattr(loss_law, k)) for k in ("E", "A", "nu")},
+        "verify_seconds": verify,
+        "draft_step_seconds": steps,
+        "optimum_at_the_papers_cost": optimum(line=parameters_only, target_seconds=np.ones(11)),
+        "optimum_at_measured_times": optimum(line=line, target_seconds=curve),
+        "speed": speed,
+        "provenance": provenance(args.seed),
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    keys = ("plane", "optimum_at_the_papers_cost", "optimum_at_measured_times", "speed")
+    print(json.dumps({k: result[k] for k in keys}, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
