@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from sdx.cli import main
 from sdx.cli.base import numbers
 from sdx.models.checkpoint import save_model
-from sdx.models.config import ModelConfig
+from sdx.models.config import ModelConfig, read_config
+from sdx.models.heads import HeadConfig, create_head, save_head
 from sdx.models.llama import Llama
 from sdx.theory.hardware import load_hardware
 
@@ -84,6 +85,23 @@ def test_generate_is_the_same_with_and_without_a_draft(capsys, pair):
     )
     assert (code, err) == (0, "")
     assert out.startswith(plain["text"]) and "tokens per round" in out and "per position" in out
+
+
+def test_a_draft_head_generates_and_is_measured(capsys, pair, tmp_path):
+    config = HeadConfig.for_target(read_config(pair / "target"), kind="eagle")
+    save_head(tmp_path / "head", create_head(config, jax.random.key(0)))
+    common = ["--target", pair / "target", "--prompt", "a b c", "--max-new-tokens", "9"]
+    _, plain, _ = run(capsys, "generate", *common, "--json", "-")
+    draft = ["--draft", tmp_path / "head", "--lookahead", "2"]
+    code, out, err = run(capsys, "generate", *common, *draft, "--json", "-")
+    assert (code, err) == (0, "") and json.loads(out)["tokens"] == json.loads(plain)["tokens"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b c\n\nd e f")
+    code, out, err = run(
+        capsys, "measure", "--target", pair / "target", "--draft", tmp_path / "head",
+        "--prompts", prompts, "--lookaheads", "2", "--new-tokens", "8",
+    )  # fmt: skip
+    assert code == 0 and "position 2" in out, err
 
 
 def test_measure_writes_a_law_that_design_reads(capsys, pair, tmp_path):

@@ -52,6 +52,16 @@ def _model(folder: str):
     return as_target(load_checkpoint(folder).model)
 
 
+def _head(folder: str, target):
+    """The draft head in a folder, bound to its target; None if it holds another model."""
+    from sdx.decoding.heads import bind
+    from sdx.interop.draft_heads import is_draft_head, load_draft_head
+
+    if not is_draft_head(folder):
+        return None
+    return bind(load_draft_head(folder, target.model.config.layers), target)
+
+
 def _draft(folder: str, target, tokenizer):
     """The draft in the target's token ids: one of another family proposes the tokens whose text
     both vocabularies have."""
@@ -106,10 +116,12 @@ class Measure(Command):
         tokenizer = _tokenizer(self.target)
         prompts = read_prompts(self.prompts, tokenizer, self.prompt_tokens)
         target = _model(self.target)
-        draft = _draft(self.draft, target, tokenizer)
+        head = _head(self.draft, target)
+        draft = head or _draft(self.draft, target, tokenizer)
         with Reporter().stage("measuring") as report:
             runs = self._chains(target, draft, prompts, lookaheads, sampling, report)
-            text = self._text(target, draft, prompts, sampling)
+            # A head's law depends on how many of its own features it stands on: no perplexity.
+            text = None if head else self._text(target, draft, prompts, sampling)
         found = fit_chains(runs)
         data = to_data(
             {
@@ -123,6 +135,12 @@ class Measure(Command):
                 "seconds_per_round": found.seconds_per_round,
                 "design_effect": found.design_effect,
                 "prompts": len(prompts),
+            }
+        )
+        if text is None:
+            return data, found.lines()
+        data |= to_data(
+            {
                 "target_perplexity": text.target_perplexity,
                 "draft_perplexity": text.draft_perplexity,
                 "rank_acceptance": text.rank_acceptance,
@@ -170,7 +188,7 @@ class Generate(Command):
     target: str
     """Checkpoint folder or hub id."""
     draft: str = ""
-    """Checkpoint folder or hub id of the draft."""
+    """Checkpoint folder or hub id of the draft; or the folder of a draft head."""
     prompt: str = ""
     """Text; or --prompt-ids, or --prompt-file."""
     prompt_ids: str = ""
@@ -202,9 +220,10 @@ class Generate(Command):
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         check_sampling(sampling)
         prompt, tokenizer = self._prompt()
-        policy, drafter = self._policy()
+        target = _model(self.target)
+        policy, drafter = self._policy(target)
         result = generate(
-            _model(self.target), drafter, [prompt], policy, sampling, self.max_new_tokens,
+            target, drafter, [prompt], policy, sampling, self.max_new_tokens,
             self.seed, kernels=self.kernels,
         )  # fmt: skip
         measured = result.measurement()
@@ -244,7 +263,7 @@ class Generate(Command):
         tokenizer = _tokenizer(self.target)
         return tokenizer.encode(text).ids, tokenizer
 
-    def _policy(self):
+    def _policy(self, target):
         from sdx.decoding.ngram import NgramDrafter
         from sdx.records import Autoregressive, Chain, DynamicTree, ThresholdChain
 
@@ -265,4 +284,4 @@ class Generate(Command):
             "threshold": ThresholdChain(threshold=self.threshold, max_lookahead=self.lookahead),
             "dynamic-tree": DynamicTree(budget=self.tree_nodes, depth=self.lookahead),
         }[name]
-        return policy, _model(self.draft)
+        return policy, _head(self.draft, target) or _model(self.draft)
