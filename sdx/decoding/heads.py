@@ -106,12 +106,13 @@ class HeadModel:
                 tokens_BxS, hidden_BxSxD, slots_BxS, self._empty_cache(B, 1), mask_SxS
             )
             cache = cache.commit(read.fresh, slots_BxS, known_B)
-        last_BxF = jnp.take_along_axis(features_BxSxF, known_B[:, None, None], axis=1)
+        last_Bx1x1 = jnp.minimum(known_B, S - 1)[:, None, None]
+        last_Bx1xF = jnp.take_along_axis(features_BxSxF, last_Bx1x1, axis=1)
         return HeadCache(
             cache=cache,
             known_B=known_B,
             root_B=jnp.zeros_like(known_B),
-            features_BxQxF=jnp.pad(last_BxF, ((0, 0), (0, height), (0, 0))),
+            features_BxQxF=jnp.pad(last_Bx1xF, ((0, 0), (0, height), (0, 0))),
             hidden_BxD=jnp.zeros((B, c.width), features_BxSxF.dtype),
         )
 

@@ -7,8 +7,10 @@ import pytest
 from sdx.calibration import measure
 from sdx.calibration.chains import design_effect, fit_chains
 from sdx.calibration.machine import time_here
+from sdx.decoding.heads import bind
 from sdx.decoding.llama_target import as_target
 from sdx.models.config import ModelConfig
+from sdx.models.heads import HeadConfig, create_head
 from sdx.models.llama import Llama
 from sdx.records import Autoregressive, Chain, Measurement
 from sdx.theory.hardware import step_seconds
@@ -52,7 +54,11 @@ def test_step_table_is_filled_from_timers(target):
     assert len(notes) == 2 and all((values > 0).all() for values in samples.values())
 
 
-def test_draft_timer_runs_the_drafts_and_no_target(draft):
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_draft_timer_runs_the_drafts_and_no_target(kind, draft, target):
+    if kind != "model":
+        config = HeadConfig.for_target(target.model.config, kind=kind)
+        draft = bind(create_head(config, jax.random.key(2)), target)
     timers = measure.draft_timers(draft, (1, 3), 8, capacity=64, rounds=4)
     samples = measure.interleaved(timers, 2)
     assert sorted(samples) == [1, 3] and all((values > 0).all() for values in samples.values())
