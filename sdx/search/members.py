@@ -7,6 +7,7 @@ acceptance rate of drafter i's tokens by drafter j, and by the target in the las
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -67,7 +68,8 @@ def _chosen(members: Members, order):
     laws = tuple(Geometric(alpha=float(rates[i, j])) for i, j in zip(order, verifiers, strict=True))
     tables = members.draft_hardware
     tables = None if tables is None else tuple(tables[i] for i in order)
-    return tuple(members.drafts[i] for i in order), laws, tables
+    drafts = tuple(dataclasses.replace(members.drafts[i], name="") for i in order)
+    return drafts, laws, tables
 
 
 @functools.partial(jax.jit, static_argnames="max_length")
@@ -123,7 +125,7 @@ def design_members(
             continue
         where = (workload, target, hardware, laws, drafts, hardware if tables is None else tables)
         lattice = list(itertools.product(range(1, members.max_length + 1), repeat=len(order)))
-        # A frozen record of strings cannot cross jit: the spec is not looked at here.
+        # No spec: it is not looked at here. No names: each would be compiled anew.
         setting = scalars_to_float64(Setting(None, float(degree), *where))
         rates = np.asarray(
             _rates(setting, jnp.asarray(lattice, float), round_overhead_seconds, members.max_length)
@@ -147,7 +149,7 @@ def _described(
 ) -> DesignResult:
     score, order, degree, lengths = best
     drafts, laws, tables = _chosen(members, order)
-    names = " > ".join(d.name or f"draft {i}" for d, i in zip(drafts, order, strict=True))
+    names = " > ".join(members.drafts[i].name or f"draft {i}" for i in order)
     design = Design(
         drafter=DrafterSpec(name=names), policy=Cascade(lengths=lengths), tensor_parallel=degree
     )

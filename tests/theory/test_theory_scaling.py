@@ -201,8 +201,8 @@ def test_lookahead_limits_are_finite():
 
 
 def test_lookahead_gradient():
-    for point in ([0.7, 0.02], [0.95, 0.2], [0.3, 1e-4]):
-        assert_gradient(lambda x: optimal_lookahead(x[0], x[1]), point)
+    points = [0.7, 0.02], [0.95, 0.2], [0.3, 1e-4]
+    assert_gradient(lambda x: optimal_lookahead(x[0], x[1]), *points)
 
 
 def test_throughput_at_its_limits():
