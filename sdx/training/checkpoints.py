@@ -7,7 +7,6 @@ later is found by digests of the files, and the checkpoint before it is used.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -34,7 +33,7 @@ class Checkpoints:
     say: where the line about a damaged checkpoint goes.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = functools.partial(print)):
+    def __init__(self, folder: Path, say: Callable[[str], None] = print):
         self.folder, self.say = Path(folder).absolute(), say
         self._set_damaged_aside()
 
