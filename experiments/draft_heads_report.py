@@ -1,0 +1,282 @@
+"""The report of experiments/draft_heads.py: intervals over seeds, head law, figures, JSON.
+
+    python -m experiments.draft_heads --stage report
+
+Writes experiments/results/draft_heads.json, draft_heads_positions.png and draft_heads_tau.png.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import optimistix
+from scipy.stats import t as student
+
+from experiments.provenance import provenance
+from sdx.theory.heads import HeadLaw, fit_rate_law
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+DEPTHS = (1, 2, 3)  # lookaheads whose tokens per second were measured
+UNROLLED = {"HASS": 0.0, "PosS-1": 1.0, "PosS-2": 2.0, "PosS-3": 3.0}  # n, 0: one layer for all
+LAYERED = {"EAGLE": (1, 0), "EAGLE K=2": (2, 0), "EAGLE K=3": (3, 0)}
+LAYERED |= {f"KOALA K={k}": (k, 1) for k in (1, 2, 3)}
+
+
+def interval(values) -> list[float]:
+    """[mean, low, high], 95 % by Student's t over seeds; no interval from one seed."""
+    values = np.asarray(values, float)
+    mean, n = float(values.mean()), len(values)
+    if n < 2:
+        return [mean, float("nan"), float("nan")]
+    half = float(student.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n))
+    return [mean, mean - half, mean + half]
+
+
+def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
+    """Interval of the difference a - b over the seeds that both have."""
+    seeds = sorted(a.keys() & b.keys())
+    return interval([a[s] - b[s] for s in seeds])
+
+
+def by_seed(lines: list[dict], arm: str, value) -> dict[int, float]:
+    return {line["seed"]: value(line) for line in lines if line["arm"] == arm}
+
+
+def arms_of(trained: list[dict], decoded: list[dict]) -> dict[str, Any]:
+    """Per arm: pos-acc with intervals, tau of an 8-draft chain, decoded tau, costs of training."""
+    found: dict[str, Any] = {}
+    for arm in dict.fromkeys(line["arm"] for line in trained):
+        lines = [line for line in trained if line["arm"] == arm]
+        taus = [line["tau"] for line in decoded if line["arm"] == arm]
+        found[arm] = {
+            "seeds": [line["seed"] for line in lines],
+            "parameters": lines[0]["parameters"],
+            "bytes_bfloat16": lines[0]["bytes_bfloat16"],
+            "training_seconds": interval([line["seconds"] for line in lines]),
+            "survival_weights": [line["survival_weights"] for line in lines],
+            "pos_acc": {
+                t: [interval(h) for h in zip(*(x["hazards"][t] for x in lines), strict=True)]
+                for t in ("0", "1")
+            },
+            "tau_of_8_drafts": {
+                t: interval([1 + sum(x["survival"][t]) for x in lines]) for t in ("0", "1")
+            },
+            "tau_decoded": {
+                name: interval([tau[name] for tau in taus]) for name in (taus[0] if taus else {})
+            },
+        }
+    return found
+
+
+def compared(trained: list[dict]) -> dict[str, dict[str, list[float]]]:
+    """Differences over seeds (paired), first against second: tau at T = 0 and 1, and pos-acc."""
+    pairs = [
+        ("HASS", "EAGLE"), ("PosS-1", "EAGLE"), ("PosS-1", "HASS"), ("PosS-2", "HASS"),
+        ("PosS-3", "HASS"), ("EAGLE-3", "EAGLE"), ("EAGLE-3", "HASS"), ("EAGLE K=2", "EAGLE"),
+        ("EAGLE K=3", "EAGLE"), ("KOALA K=1", "EAGLE"), ("KOALA K=2", "EAGLE K=2"),
+        ("KOALA K=3", "EAGLE K=3"), ("Medusa K=2", "Medusa K=1"), ("Medusa K=3", "Medusa K=1"),
+        ("EAGLE-3 TV", "EAGLE-3"), ("EAGLE-3 throughput", "EAGLE-3"),
+    ]  # fmt: skip
+    measures = {
+        "tau, T = 0": lambda line: 1 + sum(line["survival"]["0"]),
+        "tau, T = 1": lambda line: 1 + sum(line["survival"]["1"]),
+        "pos-acc 1, T = 0": lambda line: line["hazards"]["0"][0],
+        "pos-acc 4, T = 0": lambda line: line["hazards"]["0"][3],
+        "survival to 4, T = 0": lambda line: line["survival"]["0"][3],
+    }
+    return {
+        f"{a} - {b}": {
+            name: paired(by_seed(trained, a, value), by_seed(trained, b, value))
+            for name, value in measures.items()
+        }
+        for a, b in pairs
+    }
+
+
+# ---------------------------------------------------------------------------- the head law
+
+
+def fit_specialist_law(lines: list[dict]) -> HeadLaw:
+    """base, drift, spread of the law through pos-acc 1..4 of HASS and PosS-n at T = 0."""
+    n = np.asarray([UNROLLED[line["arm"]] for line in lines])
+    rates = np.asarray([line["hazards"]["0"][:4] for line in lines])
+
+    def residual(values, _):
+        law = HeadLaw(base=values[0], drift=values[1], spread=values[2])
+        return jax.vmap(lambda n: law.hazards(4, specialist_positions=n))(n) - rates
+
+    with jax.enable_x64(True):
+        n, rates = jnp.asarray(n), jnp.asarray(rates)
+        solver = optimistix.LevenbergMarquardt(rtol=1e-9, atol=1e-9)
+        start = jnp.asarray([0.0, 0.2, 0.1])
+        values = optimistix.least_squares(residual, solver, start, throw=False).value
+    return HeadLaw(base=float(values[0]), drift=float(values[1]), spread=float(values[2]))
+
+
+def round_seconds(costs: dict, arm: str, depth: int) -> float:
+    """A round's steps of a chain: drafts and the target's pass over depth + 1 tokens."""
+    draft = costs["draft_first_seconds"][arm] + (depth - 1) * costs["draft_step_seconds"][arm]
+    return draft + costs["target_seconds"][str(depth + 1)]
+
+
+def predicted_speeds(costs: dict, hazards: dict[str, np.ndarray]) -> dict[str, dict[int, float]]:
+    """Tokens per second over autoregression, per arm and depth, from the law's hazards."""
+    found = {}
+    for arm, rates in hazards.items():
+        tokens = 1 + np.cumsum(np.cumprod(rates))
+        found[arm] = {
+            depth: float(tokens[depth - 1] / round_seconds(costs, arm, depth))
+            * costs["target_seconds"]["1"]
+            for depth in DEPTHS
+        }
+    return found
+
+
+def best(table: dict[str, dict[int, float]]) -> tuple[str, int, float]:
+    return max(((a, d, v) for a, row in table.items() for d, v in row.items()), key=lambda x: x[2])
+
+
+def head_law(trained: list[dict], costs: dict, speed: dict) -> dict[str, Any]:
+    """The law's coefficients; the K, n and depth it says are best here, and the measured ones."""
+    layered = [line for line in trained if line["arm"] in LAYERED]
+    shape = np.asarray([LAYERED[line["arm"]] for line in layered])
+    rates = np.asarray([line["hazards"]["0"][:4] for line in layered])
+    law = fit_rate_law(np.zeros(len(layered), int), shape[:, 0], shape[:, 1], rates)
+    with jax.enable_x64(True):
+        of_layers = {
+            arm: np.asarray(law.hazards(4, layers=float(k), adversary=float(a)))[0]
+            if np.ndim(law.base) and np.asarray(law.hazards(4)).ndim > 1
+            else np.asarray(
+                HeadLaw(**{**vars(law), "base": law.base[0]}).hazards(
+                    4, layers=float(k), adversary=float(a)
+                )
+            )
+            for arm, (k, a) in LAYERED.items()
+            if not a
+        }
+    unrolled = [line for line in trained if line["arm"] in UNROLLED]
+    by_n = fit_specialist_law(unrolled)
+    with jax.enable_x64(True):
+        of_n = {a: np.asarray(by_n.hazards(4, specialist_positions=n)) for a, n in UNROLLED.items()}
+    shared = {**costs["draft_step_seconds"]}
+    shared.setdefault("HASS", shared["EAGLE"])
+    first = {**costs["draft_first_seconds"]}
+    first.setdefault("HASS", first["EAGLE"])
+    costs = {**costs, "draft_step_seconds": shared, "draft_first_seconds": first}
+    result: dict[str, Any] = {
+        "layers": {k: np.asarray(v).ravel().tolist() for k, v in vars(law).items()},
+        "specialists": {k: float(v) for k, v in vars(by_n).items()},
+        "residual_layers": float(
+            np.abs(rates - np.stack([_row(law, k, a) for k, a in shape])).mean()
+        ),
+    }
+    baseline = speed["autoregression, 0"]["tokens_per_second"]
+    for name, hazards in (("K", of_layers), ("n", of_n)):
+        predicted = predicted_speeds(costs, hazards)
+        measured = {
+            arm: {
+                d: speed[f"{arm}, {d}"]["tokens_per_second"] / baseline
+                for d in DEPTHS
+                if f"{arm}, {d}" in speed
+            }
+            for arm in hazards
+        }
+        mine, truth = best(predicted), best(measured)
+        result[name] = {
+            "predicted_speedup": predicted,
+            "measured_speedup": measured,
+            "predicted_best": mine,
+            "measured_best": truth,
+            "measured_at_predicted_over_best": measured[mine[0]][mine[1]] / truth[2],
+        }
+    return result
+
+
+def _row(law: HeadLaw, layers: float, adversary: float) -> np.ndarray:
+    base = np.asarray(law.base).ravel()[0]
+    with jax.enable_x64(True):
+        mine = HeadLaw(**{**vars(law), "base": base})
+        return np.asarray(mine.hazards(4, layers=float(layers), adversary=float(adversary)))
+
+
+# ---------------------------------------------------------------------------- figures
+
+
+def figure_positions(arms: dict[str, Any], path) -> None:
+    """pos-acc against position, T = 0 and 1, with intervals over seeds."""
+    shown = ("EAGLE", "HASS", "PosS-1", "PosS-2", "PosS-3", "EAGLE-3", "EAGLE K=3", "Medusa K=1")
+    fig, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", sharey=True)
+    for ax, t in zip(axes, ("0", "1"), strict=True):
+        for place, arm in enumerate(a for a in shown if a in arms):
+            rows = np.asarray(arms[arm]["pos_acc"][t])
+            x = np.arange(1, len(rows) + 1) + 0.05 * (place - 3)
+            half = np.nan_to_num(rows[:, 2] - rows[:, 0])
+            ax.errorbar(x, rows[:, 0], half, marker="o", ms=3, lw=1, capsize=2, label=arm)
+        ax.set(title=f"T = {t}", xlabel="position", ylim=(0, 1))
+    axes[0].set_ylabel("pos-acc (chain, held-out)")
+    axes[1].legend(fontsize=7, ncols=2)
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
+
+
+def figure_tau(arms: dict[str, Any], small: dict[str, float], path) -> None:
+    """Tokens per round of the runtime: chain, static and dynamic tree, T = 0 and 1."""
+    names = [arm for arm in arms if arms[arm]["tau_decoded"]]
+    fig, axes = plt.subplots(2, 1, figsize=(9.6, 6.0), layout="constrained", sharex=True)
+    for ax, t in zip(axes, (0, 1), strict=True):
+        for place, policy in enumerate(("chain", "static tree", "dynamic tree")):
+            key = f"{policy}, T = {t}"
+            rows = np.asarray([arms[arm]["tau_decoded"][key] for arm in names])
+            x = np.arange(len(names)) + 0.26 * (place - 1)
+            bars = ax.bar(x, rows[:, 0], 0.25, label=policy)
+            half = np.nan_to_num(rows[:, 2] - rows[:, 0])
+            ax.errorbar(x, rows[:, 0], half, fmt="none", ecolor="0.2", lw=0.8)
+            ax.axhline(small[key], color=bars[0].get_facecolor(), lw=0.8, ls="--")
+        ax.set(title=f"T = {t} (dashed: the small draft)", ylabel="tokens per round")
+        ax.set_ylim(bottom=1)
+    axes[0].legend(fontsize=7)
+    axes[1].set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
+
+
+def report(settings) -> None:
+    """Everything from the lines in `--work`."""
+    from experiments.draft_heads import lines_of, say
+
+    trained = lines_of(settings.work / "trained.jsonl")
+    decoded = lines_of(settings.work / "decoded.jsonl")
+    costs = json.loads((settings.work / "costs.json").read_text())
+    speed = json.loads((settings.work / "speed.json").read_text())
+    arms = arms_of(trained, decoded)
+    small = next((line["tau"] for line in decoded if line["arm"] == "draft_small"), {})
+    result = {
+        "settings": {
+            "updates": settings.updates,
+            "sequences": settings.sequences,
+            "held_out": settings.held_out,
+            "seeds": sorted({line["seed"] for line in trained}),
+            "target": json.loads((settings.pair / "training.json").read_text())["models"]["target"],
+        },
+        "arms": arms,
+        "draft_small": {"tau_decoded": small},
+        "compared": compared(trained),
+        "step_seconds": costs,
+        "tokens_per_second": speed,
+        "head_law": head_law(trained, costs, speed),
+        "training_seconds_in_all": sum(line["seconds"] for line in trained),
+        "provenance": provenance(0),
+    }
+    settings.results.mkdir(parents=True, exist_ok=True)
+    path = settings.results / "draft_heads.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    figure_positions(arms, settings.results / "draft_heads_positions.png")
+    figure_tau(arms, small, settings.results / "draft_heads_tau.png")
+    say(f"{path} and two figures")
