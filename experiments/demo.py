@@ -105,11 +105,14 @@ def calibration_lines(calibration: study.Calibration) -> list[str]:
         f"{100 * fit.largest_error:.0f} % (predictions use the measured steps)",
     ]
     for name, known in calibration.drafts.items():
-        step = float(np.asarray(known.times.table.seconds).ravel()[0])
+        alone, step = (
+            float(np.asarray(t.seconds).ravel()[0]) for t in (known.times.table, known.table)
+        )
         alpha, law = known.chains.alpha.alpha, known.chains.law
         lines.append(
-            f"{name}: {1e3 * step:.3f} ms per draft, {1e3 * known.round_overhead_seconds:.3f} ms "
-            f"more per round; alpha {alpha.value:.3f} [{alpha.low:.3f}, {alpha.high:.3f}], "
+            f"{name}: {1e3 * step:.3f} ms per draft ({1e3 * alone:.3f} alone), "
+            f"{1e3 * known.round_overhead_seconds:.3f} ms more per round; "
+            f"alpha {alpha.value:.3f} [{alpha.low:.3f}, {alpha.high:.3f}], "
             f"BetaMixture({float(law.a):.2f}, {float(law.b):.2f})"
         )
     return lines
