@@ -263,24 +263,50 @@ def test_specialists_start_as_the_eagle_head(batch, teacher):
     np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_survival_on_texts_predicts_what_the_runtime_accepts(
-    target, teacher, tmp_path, temperature
-):
-    """Chains of a head behind the decoding loop: accepted per position against S(k)."""
+@pytest.fixture(scope="module")
+def decoded(target):
+    """decoded(temperature): (head, prompts, texts of the target, counts of a chain of two)."""
     head = make("eagle")
     prompts = np.asarray(jax.random.randint(jax.random.key(4), (64, PROMPT), 0, 11))
-    text = head_data.continuations(target, prompts, 26, (temperature,), batch=64)
+
+    def run(temperature):
+        text = head_data.continuations(target, prompts, 26, (temperature,), batch=64)
+        result = generate(
+            target, head, prompts.tolist(), Chain(lookahead=2), Sampling(temperature=temperature),
+            26, key=1, stop_ids=(),
+        )  # fmt: skip
+        return head, text, result
+
+    return run
+
+
+def test_survival_on_texts_predicts_what_the_runtime_accepts(target, teacher, tmp_path, decoded):
+    """Chains of a head behind the decoding loop: accepted per position against S(k)."""
+    head, text, result = decoded(1.0)
     head_data.write_features(tmp_path, target, text, batch=64)
     batch = head_data.Features(tmp_path).all()
-    predicted = heads.chain_survival(head, teacher, batch, PROMPT, 2, temperature == 0)
+    predicted = heads.chain_survival(head, teacher, batch, PROMPT, 2, False)
     # Rounds start where the round before ended: with one draft per round nearly everywhere.
-    result = generate(
-        target, head, prompts.tolist(), Chain(lookahead=2), Sampling(temperature=temperature), 26,
-        key=1, stop_ids=(),
-    )  # fmt: skip
     counts = result.measurement()
-    rounds = counts.rounds
-    measured = np.asarray(counts.accepted_per_position) / rounds
-    error = 4 * np.sqrt(predicted * (1 - predicted) / rounds) + 0.03
+    measured = np.asarray(counts.accepted_per_position) / counts.rounds
+    error = 4 * np.sqrt(predicted * (1 - predicted) / counts.rounds) + 0.03
     assert (np.abs(measured - predicted) < error).all(), (measured, predicted)
+
+
+def test_greedy_rounds_are_those_read_off_the_text(target, teacher, tmp_path, decoded):
+    """Greedy text and drafts are determined: walking the text round by round must give the tokens
+    of every row and exactly the runtime's rounds."""
+    head, text, result = decoded(0.0)
+    assert result.tokens == text[:, PROMPT:].tolist()
+    head_data.write_features(tmp_path, target, text, batch=64)
+    batch = head_data.Features(tmp_path).all() | {"seed": np.uint32(0)}
+    same_2xBxS = np.asarray(heads.chances(head, batch, teacher, 2, True)[0])
+    rounds = 0
+    for row in range(len(text)):
+        done = 1  # the prompt's pass gives a token of its own; slot t drafts the text's token t + 2
+        while done < 26:
+            slot = PROMPT - 2 + done
+            run = [same_2xBxS[j, row, slot + j] for j in range(2) if slot + j < same_2xBxS.shape[2]]
+            done += 1 + int(np.cumprod(run).sum())
+            rounds += 1
+    assert result.measurement().rounds == rounds
