@@ -16,44 +16,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from tokenizers import Tokenizer
 
-from sdx.calibration import measure
+from sdx.calibration.draft_heads import StepCosts, survival_weights, time_heads
 from sdx.decoding.generation import generate
 from sdx.decoding.heads import bind
 from sdx.decoding.llama_target import as_target
 from sdx.models.checkpoint import load_model
-from sdx.models.heads import HeadConfig, create_head, load_head, save_head
+from sdx.models.heads import create_head, load_head, save_head
 from sdx.models.small_steps import PLAIN
 from sdx.records import (
     Autoregressive,
     Chain,
-    Design,
-    DrafterSpec,
     DynamicTree,
     Sampling,
     StaticTree,
-    Workload,
 )
-from sdx.theory.acceptance import PerPosition
-from sdx.theory.throughput import LeviathanCost, predict
 from sdx.training import corpus
-from sdx.training.head_data import (
-    Features,
-    continuations,
-    feature_batches,
-    teacher_of,
-    write_features,
-)
-from sdx.training.heads import KIND, chain_survival, head_trainer, recipe, specialists_from
+from sdx.training.head_data import TRAIN, Features, distil, feature_batches, teacher_of
+from sdx.training.heads import Plan, head_trainer, judged
 from sdx.training.trainer import Rates, Schedule
 
 PROMPT, NEW, POSITIONS = 32, 96, 8
@@ -63,46 +50,42 @@ CONTEXT, CAPACITY = 80, 128  # of step times
 BATCH_ROWS = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Arm:
     """One way to make a head. fork: starts from the EAGLE arm's weights at half of the updates
     (HASS and PosS continue a trained EAGLE head), and does the other half."""
 
     name: str
-    recipe: str
-    layers: int = 1
-    specialist: int = 0
-    adversarial: float = 0.0
-    objective: str = "ce"
+    plan: Plan
     fork: bool = False
 
-    def config(self, target) -> HeadConfig:
-        fields: dict[str, Any] = {"feature_layers": FUSED} if self.recipe == "eagle3" else {}
-        if self.specialist:
-            fields["positions_per_specialist"] = self.specialist
-            fields["specialists"] = -(-UNROLLED // self.specialist)
-        kind = KIND.get(self.recipe, self.recipe)
-        return HeadConfig.for_target(target, kind, self.layers, **fields)
+
+EAGLE3 = Plan(recipe="eagle3", steps=UNROLLED, feature_layers=FUSED)
+
+
+def poss(n: int) -> Plan:
+    return Plan(recipe="poss", steps=UNROLLED, positions_per_specialist=n)
 
 
 ARMS = (
-    Arm(name="EAGLE", recipe="eagle"),
-    Arm(name="HASS", recipe="hass", fork=True),
-    Arm(name="PosS-1", recipe="poss", specialist=1, fork=True),
-    Arm(name="PosS-2", recipe="poss", specialist=2, fork=True),
-    Arm(name="PosS-3", recipe="poss", specialist=3, fork=True),
-    Arm(name="EAGLE-3", recipe="eagle3"),
-    Arm(name="EAGLE-3 TV", recipe="eagle3", objective="tv"),
-    Arm(name="EAGLE-3 throughput", recipe="eagle3", objective="throughput"),
-    Arm(name="Medusa K=1", recipe="medusa"),
-    Arm(name="Medusa K=2", recipe="medusa", layers=2),
-    Arm(name="Medusa K=3", recipe="medusa", layers=3),
-    Arm(name="EAGLE K=2", recipe="eagle", layers=2),
-    Arm(name="EAGLE K=3", recipe="eagle", layers=3),
-    Arm(name="KOALA K=1", recipe="koala", adversarial=0.2),
-    Arm(name="KOALA K=2", recipe="koala", layers=2, adversarial=0.2),
-    Arm(name="KOALA K=3", recipe="koala", layers=3, adversarial=0.2),
+    Arm("EAGLE", Plan(recipe="eagle")),
+    Arm("HASS", Plan(recipe="hass", steps=UNROLLED), fork=True),
+    *(Arm(f"PosS-{n}", poss(n), fork=True) for n in (1, 2, 3)),
+    Arm("EAGLE-3", EAGLE3),
+    Arm("EAGLE-3 TV", dataclasses.replace(EAGLE3, objective="tv")),
+    Arm("EAGLE-3 throughput", dataclasses.replace(EAGLE3, objective="throughput")),
+    *(Arm(f"Medusa K={k}", Plan(recipe="medusa", layers=k, steps=UNROLLED)) for k in (1, 2, 3)),
+    *(Arm(f"EAGLE K={k}", Plan(recipe="eagle", layers=k)) for k in (2, 3)),
+    *(Arm(f"KOALA K={k}", Plan(recipe="koala", layers=k, adversarial=0.2)) for k in (1, 2, 3)),
 )
+SAME_NETWORK = {  # arms whose network is another arm's, with other weights
+    "HASS": "EAGLE",
+    "EAGLE-3 TV": "EAGLE-3",
+    "EAGLE-3 throughput": "EAGLE-3",
+    "KOALA K=1": "EAGLE",
+    "KOALA K=2": "EAGLE K=2",
+    "KOALA K=3": "EAGLE K=3",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,23 +135,11 @@ def data(settings: Settings) -> None:
     """Training text (greedy and sampled), held-out text (one folder per temperature)."""
     target, _ = load_model(settings.pair / "target", forms=PLAIN)
     tokenizer = Tokenizer.from_file(str(settings.pair / "tokenizer.json"))
-    wanted = {
-        "train": ("train", settings.sequences, (0.0, 1.0), 0),
-        "greedy": ("held_out", settings.held_out, (0.0,), 1000),
-        "sampled": ("held_out", settings.held_out, (1.0,), 2000),
-    }
-    for name, (split, count, temperatures, seed) in wanted.items():
-        folder = settings.work / name
-        if (folder / "data.json").exists():
-            continue
-        stream = corpus.tokenise(tokenizer, corpus.texts(split))
-        prompts = corpus.held_out_prompts(stream, count, PROMPT)
-        text = continuations(
-            as_target(target), prompts, NEW, temperatures, seed, batch=32,
-            report=lambda done, name=name: done % 256 or say(f"{name}: {done} texts"),
-        )  # fmt: skip
-        write_features(folder, target, text, FUSED)
-        say(f"{name}: {len(text)} texts with features")
+    prompts = [
+        corpus.held_out_prompts(corpus.tokenise(tokenizer, corpus.texts(split)), count, PROMPT)
+        for split, count in (("train", settings.sequences), ("held_out", settings.held_out))
+    ]
+    distil(settings.work, target, *prompts, NEW, FUSED, report=say)
 
 
 def costs(settings: Settings) -> None:
@@ -177,112 +148,57 @@ def costs(settings: Settings) -> None:
     if path.exists():
         return
     target = as_target(load_model(settings.pair / "target")[0])
-    timers: dict[Any, Callable] = {
-        ("target", key[1]): timer
-        for key, timer in measure.target_timers(
-            target, (1, 2, 3, 4, 5, 7, 9, 13), [CONTEXT], capacity=CAPACITY, rounds=16
-        ).items()
-    }
-    models: dict[str, Any] = {"draft_small": load_model(settings.pair / "draft_small")[0]}
-    for arm in (a for a in ARMS if a.objective == "ce" and not a.adversarial and a.name != "HASS"):
-        head = create_head(arm.config(target.model.config), jax.random.key(0), target.model.parts())
-        models[arm.name] = bind(head, target)
-    for name, model in models.items():
-        found = measure.draft_timers(model, (1, 4), CONTEXT, capacity=CAPACITY, rounds=16)
-        timers |= {(name, lookahead): timer for lookahead, timer in found.items()}
-    samples = measure.interleaved(timers, 7)
-    seconds = {key: float(np.median(values)) for key, values in samples.items()}
-    step = {name: (seconds[name, 4] - seconds[name, 1]) / 3 for name in models}
-    facts = {
-        "target_seconds": {str(x): s for (name, x), s in seconds.items() if name == "target"},
-        "draft_step_seconds": step,
-        "draft_first_seconds": {name: seconds[name, 1] for name in models},
-    }
-    path.write_text(json.dumps(facts, indent=1))
-    say(json.dumps(facts))
+    drafts: dict[str, Any] = {"draft_small": load_model(settings.pair / "draft_small")[0]}
+    for arm in (a for a in ARMS if a.name not in SAME_NETWORK):
+        config = arm.plan.config(target.model.config)
+        head = create_head(config, jax.random.key(0), target.model.parts())
+        drafts[arm.name] = bind(head, target)
+    sizes = (1, 2, 3, 4, 5, 7, 9, 13)
+    found = time_heads(target, drafts, sizes, context=CONTEXT, capacity=CAPACITY)
+    path.write_text(json.dumps(dataclasses.asdict(found), indent=1))
+    say(path.read_text())
 
 
-def cost_of(facts: dict, name: str) -> LeviathanCost:
-    """A draft step in units of a one-token pass of the target."""
-    step = facts["draft_step_seconds"][name]
-    return LeviathanCost(cost_ratio=step / facts["target_seconds"]["1"])
-
-
-def survival_weights(hazards: np.ndarray, cost: LeviathanCost, lookahead: int) -> np.ndarray:
-    """dT/dS(k), k = 1 .. len(hazards), of the objective at a lookahead: the survival of a chain is
-    moved, its hazards follow. T in tokens per second of a unit pass."""
-    workload = Workload(batch=1, context=CONTEXT, new_tokens=NEW)
-    design = Design(drafter=DrafterSpec(family="eagle"), policy=Chain(lookahead=lookahead))
-
-    def throughput(survival):
-        rates = survival / jnp.concatenate([jnp.ones(1), survival[:-1]])
-        law = PerPosition(rates=rates)
-        return predict(design, workload, None, cost, law).tokens_per_second
-
-    with jax.enable_x64(True):
-        return np.asarray(jax.grad(throughput)(jnp.cumprod(jnp.asarray(hazards, float))))
-
-
-def best_lookahead(hazards: np.ndarray, cost: LeviathanCost) -> int:
-    """The integer lookahead of the highest predicted throughput, 1 .. 8."""
-    tokens = 1 + np.cumsum(np.cumprod(hazards))
-    return 1 + int(np.argmax(tokens / (1 + float(cost.cost_ratio) * np.arange(1, len(tokens) + 1))))
+def costs_of(settings: Settings) -> StepCosts:
+    """What `costs` measured; arms of one network share its numbers."""
+    facts = json.loads((settings.work / "costs.json").read_text())
+    for part in (facts["first"], facts["step"]):
+        part |= {arm: part[network] for arm, network in SAME_NETWORK.items()}
+    return StepCosts(**facts | {"target": {int(x): s for x, s in facts["target"].items()}})
 
 
 # ---------------------------------------------------------------------------- training
 
 
-def loss_of(arm: Arm, settings: Settings):
-    """The arm's recipe at this scale: unrolled arms train `UNROLLED` steps. The throughput loss
-    takes dT/dS(k) at what the EAGLE-3 arm of the same seed had reached, or EAGLE's."""
-    changes: dict[str, Any] = {}
-    if arm.recipe in ("hass", "eagle3", "poss", "medusa"):
-        changes["steps"] = UNROLLED
-    if arm.objective != "ce":
-        changes["objective"] = arm.objective
-    if arm.objective == "throughput":
-        known = {line["arm"]: line for line in lines_of(settings.work / "trained.jsonl")}
-        hazards = np.asarray(known["EAGLE-3"]["hazards"]["0"])
-        cost = cost_of(json.loads((settings.work / "costs.json").read_text()), "EAGLE-3")
-        weights = survival_weights(hazards, cost, best_lookahead(hazards, cost))[:UNROLLED]
-        changes["survival_weights"] = tuple(float(w) for w in weights)
-    return recipe(arm.recipe, **changes)
-
-
-def judged(head, teacher, settings: Settings) -> dict[str, Any]:
-    """Survival and hazards (pos-acc) of chains on held-out text, greedy ("0") and sampled ("1")."""
-    survival = {}
-    for temperature, name in (("0", "greedy"), ("1", "sampled")):
-        batch = Features(settings.work / name).all()
-        found = chain_survival(head, teacher, batch, PROMPT, POSITIONS, temperature == "0")
-        survival[temperature] = found
-    return {
-        "survival": {t: s.tolist() for t, s in survival.items()},
-        "hazards": {
-            t: (s / np.maximum(np.r_[1.0, s[:-1]], 1e-12)).tolist() for t, s in survival.items()
-        },
-    }
+def weights_of(arm: Arm, seed: int, settings: Settings) -> tuple[float, ...]:
+    """The throughput loss takes dT/dS(k) where the EAGLE-3 arm of the same seed ended; () for
+    other losses."""
+    if arm.plan.objective != "throughput":
+        return ()
+    lines = lines_of(settings.work / "trained.jsonl")
+    known = {line["seed"]: line for line in lines if line["arm"] == "EAGLE-3"}
+    hazards = known[seed]["hazards"]["0"]
+    weights = survival_weights(hazards, costs_of(settings), "EAGLE-3")[: arm.plan.unrolled]
+    return tuple(float(w) for w in weights / weights.sum())
 
 
 def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features) -> dict:
     """Trains, judges and saves one head; the line of results."""
-    config, parts = arm.config(target.config), teacher.parts
     folder = settings.work / "heads"
     half = settings.updates // 2
     key = jax.random.key(seed)
+    start = load_head(folder / f"EAGLE-half-{seed}", forms=PLAIN) if arm.fork else None
+    head = arm.plan.first_head(target.config, teacher.parts, key, start)
     if arm.fork:
-        head = load_head(folder / f"EAGLE-half-{seed}", forms=PLAIN)
-        if arm.specialist:
-            head = specialists_from(head, config, key)
         schedule, skipped = Schedule(steps=settings.updates - half, warmup_steps=5, decay=0.8), half
     else:
-        head = create_head(config, key, parts)
         schedule, skipped = Schedule(steps=settings.updates, warmup_steps=10), 0
-    stream = feature_batches(features, BATCH_ROWS, seed, with_fused=arm.recipe == "eagle3")
-    loss = loss_of(arm, settings)
+    fused = bool(head.config.feature_layers)
+    stream = feature_batches(features, BATCH_ROWS, seed, with_fused=fused)
+    loss = arm.plan.loss(weights_of(arm, seed, settings))
     trainer = head_trainer(
         head, teacher, loss, lambda step, progress: stream(step + skipped, progress), schedule,
-        rates=Rates(matrix=0.0, rest=3e-3), adversarial=arm.adversarial, key=key,
+        rates=Rates(matrix=0.0, rest=3e-3), adversarial=arm.plan.adversarial, key=key,
     )  # fmt: skip
     trainer.fit(stop_step=1)
     compiled = trainer.progress.seconds
@@ -305,7 +221,7 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
         "survival_weights": loss.survival_weights,
         "parameters": numbers,
         "bytes_bfloat16": 2 * numbers,
-        **judged(head, teacher, settings),
+        **judged(head, teacher, settings.work, PROMPT, POSITIONS),
     }
 
 
@@ -315,7 +231,7 @@ def train(settings: Settings) -> bool:
     known = {(line["arm"], line["seed"]) for line in lines_of(path)}
     left = [(s, a) for s in range(settings.seeds) for a in ARMS if (a.name, s) not in known]
     target, _ = load_model(settings.pair / "target", forms=PLAIN)
-    teacher, features = teacher_of(target), Features(settings.work / "train")
+    teacher, features = teacher_of(target), Features(settings.work / TRAIN)
     total = settings.seeds * len(ARMS)
     for place, (seed, arm) in enumerate(left):
         if not in_time(settings):
@@ -398,8 +314,6 @@ def speed(settings: Settings) -> None:
     drafts = {r["arm"]: load_head(settings.work / "heads" / r["head"]) for r in rows}
     drafts["draft_small"] = as_target(load_model(settings.pair / "draft_small")[0])
     for name, draft in drafts.items():
-        if name in ("EAGLE-3 TV", "EAGLE-3 throughput") or name.startswith("KOALA"):
-            continue  # other weights in the same network
         for lookahead in (1, 2, 3):
             runs[f"{name}, {lookahead}"] = (Chain(lookahead=lookahead), draft)
     seconds: dict[str, list[float]] = {name: [] for name in runs}

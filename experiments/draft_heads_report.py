@@ -7,6 +7,7 @@ Writes experiments/results/draft_heads.json, draft_heads_positions.png and draft
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -18,6 +19,7 @@ import optimistix
 from scipy.stats import t as student
 
 from experiments.provenance import provenance
+from sdx.calibration.draft_heads import StepCosts
 from sdx.theory.heads import HeadLaw, fit_rate_law
 
 matplotlib.use("Agg")
@@ -120,90 +122,61 @@ def fit_specialist_law(lines: list[dict]) -> HeadLaw:
     return HeadLaw(base=float(values[0]), drift=float(values[1]), spread=float(values[2]))
 
 
-def round_seconds(costs: dict, arm: str, depth: int) -> float:
-    """A round's steps of a chain: drafts and the target's pass over depth + 1 tokens."""
-    draft = costs["draft_first_seconds"][arm] + (depth - 1) * costs["draft_step_seconds"][arm]
-    return draft + costs["target_seconds"][str(depth + 1)]
-
-
-def predicted_speeds(costs: dict, hazards: dict[str, np.ndarray]) -> dict[str, dict[int, float]]:
-    """Tokens per second over autoregression, per arm and depth, from the law's hazards."""
-    found = {}
-    for arm, rates in hazards.items():
-        tokens = 1 + np.cumsum(np.cumprod(rates))
-        found[arm] = {
-            depth: float(tokens[depth - 1] / round_seconds(costs, arm, depth))
-            * costs["target_seconds"]["1"]
-            for depth in DEPTHS
-        }
-    return found
-
-
 def best(table: dict[str, dict[int, float]]) -> tuple[str, int, float]:
     return max(((a, d, v) for a, row in table.items() for d, v in row.items()), key=lambda x: x[2])
 
 
-def head_law(trained: list[dict], costs: dict, speed: dict) -> dict[str, Any]:
+def choice(costs: StepCosts, hazards: dict[str, np.ndarray], speed: dict) -> dict[str, Any]:
+    """Predicted and measured speedup per arm and depth, the best of either, and what the predicted
+    best reaches of the measured best."""
+    predicted = {
+        arm: {depth: costs.speedup(arm, rates, depth) for depth in DEPTHS}
+        for arm, rates in hazards.items()
+    }
+    plain = speed["autoregression, 0"]["tokens_per_second"]
+    measured = {
+        arm: {d: speed[f"{arm}, {d}"]["tokens_per_second"] / plain for d in DEPTHS}
+        for arm in hazards
+    }
+    mine, truth = best(predicted), best(measured)
+    return {
+        "predicted_speedup": predicted,
+        "measured_speedup": measured,
+        "predicted_best": mine,
+        "measured_best": truth,
+        "measured_at_predicted_over_best": measured[mine[0]][mine[1]] / truth[2],
+    }
+
+
+def head_law(trained: list[dict], costs: StepCosts, speed: dict) -> dict[str, Any]:
     """The law's coefficients; the K, n and depth it says are best here, and the measured ones."""
     layered = [line for line in trained if line["arm"] in LAYERED]
-    shape = np.asarray([LAYERED[line["arm"]] for line in layered])
+    shape = np.asarray([LAYERED[line["arm"]] for line in layered], float)
     rates = np.asarray([line["hazards"]["0"][:4] for line in layered])
     law = fit_rate_law(np.zeros(len(layered), int), shape[:, 0], shape[:, 1], rates)
-    with jax.enable_x64(True):
-        of_layers = {
-            arm: np.asarray(law.hazards(4, layers=float(k), adversary=float(a)))[0]
-            if np.ndim(law.base) and np.asarray(law.hazards(4)).ndim > 1
-            else np.asarray(
-                HeadLaw(**{**vars(law), "base": law.base[0]}).hazards(
-                    4, layers=float(k), adversary=float(a)
-                )
-            )
-            for arm, (k, a) in LAYERED.items()
-            if not a
-        }
+    law = dataclasses.replace(law, base=np.asarray(law.base)[0])
     unrolled = [line for line in trained if line["arm"] in UNROLLED]
     by_n = fit_specialist_law(unrolled)
     with jax.enable_x64(True):
+        of_k = {
+            arm: np.asarray(law.hazards(4, layers=k, adversary=a))
+            for arm, (k, a) in LAYERED.items()
+        }
         of_n = {a: np.asarray(by_n.hazards(4, specialist_positions=n)) for a, n in UNROLLED.items()}
-    shared = {**costs["draft_step_seconds"]}
-    shared.setdefault("HASS", shared["EAGLE"])
-    first = {**costs["draft_first_seconds"]}
-    first.setdefault("HASS", first["EAGLE"])
-    costs = {**costs, "draft_step_seconds": shared, "draft_first_seconds": first}
-    result: dict[str, Any] = {
-        "layers": {k: np.asarray(v).ravel().tolist() for k, v in vars(law).items()},
+    n_rates = [np.asarray(line["hazards"]["0"][:4]) for line in unrolled]
+    misfit_n = [r - of_n[line["arm"]] for r, line in zip(n_rates, unrolled, strict=True)]
+    misfit_k = [r - of_k[line["arm"]] for r, line in zip(rates, layered, strict=True)]
+    plain = {arm: rates for arm, rates in of_k.items() if not arm.startswith("KOALA")}
+    return {
+        "layers": {k: float(v) for k, v in vars(law).items()},
         "specialists": {k: float(v) for k, v in vars(by_n).items()},
-        "residual_layers": float(
-            np.abs(rates - np.stack([_row(law, k, a) for k, a in shape])).mean()
-        ),
+        "mean_misfit_of_hazards": {
+            "layers": float(np.abs(misfit_k).mean()),
+            "specialists": float(np.abs(misfit_n).mean()),
+        },
+        "K": choice(costs, plain, speed),
+        "n": choice(costs, of_n, speed),
     }
-    baseline = speed["autoregression, 0"]["tokens_per_second"]
-    for name, hazards in (("K", of_layers), ("n", of_n)):
-        predicted = predicted_speeds(costs, hazards)
-        measured = {
-            arm: {
-                d: speed[f"{arm}, {d}"]["tokens_per_second"] / baseline
-                for d in DEPTHS
-                if f"{arm}, {d}" in speed
-            }
-            for arm in hazards
-        }
-        mine, truth = best(predicted), best(measured)
-        result[name] = {
-            "predicted_speedup": predicted,
-            "measured_speedup": measured,
-            "predicted_best": mine,
-            "measured_best": truth,
-            "measured_at_predicted_over_best": measured[mine[0]][mine[1]] / truth[2],
-        }
-    return result
-
-
-def _row(law: HeadLaw, layers: float, adversary: float) -> np.ndarray:
-    base = np.asarray(law.base).ravel()[0]
-    with jax.enable_x64(True):
-        mine = HeadLaw(**{**vars(law), "base": base})
-        return np.asarray(mine.hazards(4, layers=float(layers), adversary=float(adversary)))
 
 
 # ---------------------------------------------------------------------------- figures
@@ -249,11 +222,11 @@ def figure_tau(arms: dict[str, Any], small: dict[str, float], path) -> None:
 
 def report(settings) -> None:
     """Everything from the lines in `--work`."""
-    from experiments.draft_heads import lines_of, say
+    from experiments.draft_heads import costs_of, lines_of, say
 
     trained = lines_of(settings.work / "trained.jsonl")
     decoded = lines_of(settings.work / "decoded.jsonl")
-    costs = json.loads((settings.work / "costs.json").read_text())
+    costs = costs_of(settings)
     speed = json.loads((settings.work / "speed.json").read_text())
     arms = arms_of(trained, decoded)
     small = next((line["tau"] for line in decoded if line["arm"] == "draft_small"), {})
@@ -268,7 +241,7 @@ def report(settings) -> None:
         "arms": arms,
         "draft_small": {"tau_decoded": small},
         "compared": compared(trained),
-        "step_seconds": costs,
+        "step_seconds": dataclasses.asdict(costs),
         "tokens_per_second": speed,
         "head_law": head_law(trained, costs, speed),
         "training_seconds_in_all": sum(line["seconds"] for line in trained),

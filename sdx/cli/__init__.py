@@ -21,6 +21,7 @@ from sdx.cli.calibrate import Calibrate
 from sdx.cli.design import Design
 from sdx.cli.pair import Generate, Measure
 from sdx.cli.report import Export, Report
+from sdx.cli.train import Train
 
 DESCRIPTION = "Design speculative decoding by gradient, run it, measure it."
 
@@ -28,6 +29,7 @@ Commands = (
     Annotated[Design, tyro.conf.subcommand("design")]
     | Annotated[Measure, tyro.conf.subcommand("measure")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Report, tyro.conf.subcommand("report")]

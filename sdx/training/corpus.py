@@ -67,9 +67,10 @@ def train_tokenizer(train_texts: list[str], vocab_size: int = 2048) -> Tokenizer
     return tokenizer
 
 
-def tokenise(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
-    """All documents in one int32 stream, an end-of-text mark before each and at the end."""
-    mark = tokenizer.token_to_id(END_OF_TEXT)
+def tokenise(tokenizer: Tokenizer, documents: list[str], mark: int | None = None) -> np.ndarray:
+    """All documents in one int32 stream, an end-of-text mark (or the id `mark`) before each and at
+    the end."""
+    mark = tokenizer.token_to_id(END_OF_TEXT) if mark is None else mark
     stream = [mark]
     for encoding in tokenizer.encode_batch(documents):
         stream += [*encoding.ids, mark]

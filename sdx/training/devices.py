@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 Layout = Literal["data", "fsdp"]
@@ -65,6 +66,26 @@ def place_batch(batch: Any, mesh: Mesh) -> Any:
         return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), leaf)
 
     return jax.tree.map(one, batch)
+
+
+def gathered(tree: Any) -> Any:
+    """Arrays that are spread over devices (of all processes) as whole arrays of this process; all
+    processes must ask."""
+
+    def one(leaf):
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)
+        if leaf.is_fully_replicated:
+            return np.asarray(leaf.addressable_data(0))
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(one, tree)
+
+
+def barrier(name: str) -> None:
+    """Waits until every process of the training is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def own_rows(batch: int) -> slice:

@@ -9,6 +9,7 @@ batch is a pure function of the step: an iterator's state is the step, which the
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -21,12 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdx.decoding.generation import Sampling, generate
+from sdx.decoding.llama_target import as_target
 from sdx.models.cache import empty_cache
 from sdx.models.llama import Llama
 from sdx.training.devices import own_rows
 from sdx.training.head_losses import Teacher
 
 TOKENS, LAST, FUSED, FACTS = "tokens.npy", "last.npy", "fused.npy", "data.json"
+TRAIN, GREEDY, SAMPLED = "train", "greedy", "sampled"
 
 
 def teacher_of(target: Llama) -> Teacher:
@@ -135,6 +138,57 @@ class Features:
     def all(self, most: int | None = None) -> dict[str, np.ndarray]:
         """The first `most` sequences as one batch."""
         return {key: np.asarray(array[:most]) for key, array in self.arrays.items()}
+
+
+def distil(
+    folder: Path,
+    target: Llama,
+    prompts_NxT: np.ndarray,
+    held_out_NxT: np.ndarray,
+    new_tokens: int,
+    layers: tuple[int, ...] = (),
+    seed: int = 0,
+    batch: int = 32,
+    report: Callable[[str], None] = lambda note: None,
+) -> None:
+    """What trainings of heads for one target read, in three folders below `folder`: `train`, the
+    target's continuations of `prompts`, greedy and sampled in turn; `greedy` and `sampled`, of
+    `held_out`, on which heads are judged. Finished folders are left alone.
+
+    layers: whose outputs EAGLE-3 fuses. Raises ValueError for folders of another target or text.
+    """
+    wanted = {
+        TRAIN: (prompts_NxT, (0.0, 1.0), seed),
+        GREEDY: (held_out_NxT, (0.0,), seed + 1000),
+        SAMPLED: (held_out_NxT, (1.0,), seed + 2000),
+    }
+    whose = hashlib.sha256(np.asarray(target.norm_D[...]).tobytes()).hexdigest()[:16]
+    for name, (prompts, temperatures, seed) in wanted.items():
+        facts = {
+            "target": whose,
+            "prompts": hashlib.sha256(np.asarray(prompts, np.int32).tobytes()).hexdigest()[:16],
+            "new_tokens": new_tokens,
+            "seed": seed,
+        }
+        if (folder / name / FACTS).is_file():
+            known = Features(folder / name).facts
+            if any(known.get(key) != value for key, value in facts.items()):
+                raise ValueError(
+                    f"{folder / name}: features of another target or text; choose another folder"
+                )
+            if layers and layers != tuple(known["layers"]):
+                raise ValueError(
+                    f"{folder / name}: features of layers {known['layers']}, this head fuses "
+                    f"{list(layers)}; choose another folder"
+                )
+            continue
+        count = len(prompts)
+        text = continuations(
+            as_target(target), prompts, new_tokens, temperatures, seed, batch,
+            report=lambda done, name=name, count=count: report(f"{name}: {done} of {count} texts"),
+        )  # fmt: skip
+        write_features(folder / name, target, text, layers, facts=facts)
+        report(f"{name}: {len(text)} texts with features")
 
 
 def feature_batches(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from sdx.models.config import ModelConfig
 from sdx.models.discriminator import Discriminator
 from sdx.models.heads import Head, HeadConfig, create_head
+from sdx.models.llama import TargetParts
 from sdx.training.devices import Layout
+from sdx.training.head_data import GREEDY, SAMPLED, Features
 from sdx.training.head_losses import (
     HeadLoss,
+    Objective,
     Teacher,
     acceptance,
     discriminator_loss,
@@ -54,6 +58,80 @@ def recipe(name: str, **changes: Any) -> HeadLoss:
     if name not in RECIPES:
         raise ValueError(f"head {name!r}: must be one of {', '.join(RECIPES)}")
     return dataclasses.replace(RECIPES[name], **changes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which head, trained how: a paper's recipe and what is changed in it.
+
+    layers: K. positions_per_specialist: n of PosS-n (0 where there are no specialists). steps:
+    drafts in a row that are trained (0: the recipe's); a Medusa head drafts so many, a PosS head
+    has specialists for them. adversarial: KOALA's lambda (0: no adversary). feature_layers:
+    EAGLE-3's (empty: the default for the target's depth).
+    """
+
+    recipe: str
+    layers: int = 1
+    positions_per_specialist: int = 0
+    steps: int = 0
+    objective: Objective = "ce"
+    adversarial: float = 0.0
+    feature_layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.adversarial < 0:
+            raise ValueError(
+                f"adversarial = {self.adversarial:g}: lambda is 0 (no adversary) or positive"
+            )
+        if self.steps < 0:
+            raise ValueError(f"steps = {self.steps}: train at least 1 draft in a row")
+        if self.recipe == "poss" and self.positions_per_specialist < 1:
+            raise ValueError(
+                f"positions_per_specialist = {self.positions_per_specialist}: PosS needs 1 or more"
+            )
+        recipe(self.recipe)
+
+    @property
+    def unrolled(self) -> int:
+        """Drafts in a row that are trained."""
+        return self.steps or RECIPES[self.recipe].steps
+
+    def config(self, target: ModelConfig) -> HeadConfig:
+        """The head's shape. Raises ValueError for what means nothing to it."""
+        kind = KIND.get(self.recipe, self.recipe)
+        fields: dict[str, Any] = {}
+        if self.feature_layers:
+            fields["feature_layers"] = self.feature_layers
+        if self.positions_per_specialist:
+            fields["positions_per_specialist"] = self.positions_per_specialist
+            fields["specialists"] = -(-self.unrolled // self.positions_per_specialist)
+        if kind == "medusa":
+            fields["steps"] = self.unrolled
+        return HeadConfig.for_target(target, kind, self.layers, **fields)
+
+    def loss(self, survival_weights: Sequence[float] = ()) -> HeadLoss:
+        """survival_weights: dT/dS(k), k = 1 .. unrolled, where the objective is throughput."""
+        weights = tuple(float(w) for w in survival_weights)
+        return recipe(
+            self.recipe, steps=self.unrolled, objective=self.objective, survival_weights=weights
+        )
+
+    def first_head(
+        self, target: ModelConfig, parts: TargetParts, key: jax.Array, start: Head | None = None
+    ) -> Head:
+        """Random weights, or those of `start`: a head of the same shape, or the EAGLE head that all
+        specialists start as. Raises ValueError for another one."""
+        config = self.config(target)
+        if start is None:
+            return create_head(config, key, parts)
+        if start.config == config:
+            return start
+        if config.kind == "poss":
+            return specialists_from(start, config, key)
+        raise ValueError(
+            f"a {start.config.kind} head of {start.config.layers} layers is no start for this "
+            f"{config.kind} head of {config.layers}: they differ in shape"
+        )
 
 
 def specialists_from(head: Head, config: HeadConfig, key: jax.Array) -> Head:
@@ -195,6 +273,28 @@ def chain_survival(
     return np.asarray(found)
 
 
+def judged(
+    head: Head, teacher: Teacher, folder: Path, prompt: int, positions: int
+) -> dict[str, dict[str, list[float]]]:
+    """Survival and hazards (pos-acc) of chains on the held-out texts of `head_data.distil`, greedy
+    ("0") and sampled at temperature 1 ("1")."""
+    survival = {
+        temperature: chain_survival(
+            head, teacher, Features(folder / name).all(), prompt, positions, temperature == "0"
+        )
+        for temperature, name in (("0", GREEDY), ("1", SAMPLED))
+    }
+    return {
+        "survival": {t: s.tolist() for t, s in survival.items()},
+        "hazards": {t: hazards_of(s).tolist() for t, s in survival.items()},
+    }
+
+
+def hazards_of(survival: np.ndarray) -> np.ndarray:
+    """P(draft k accepted | the ones before were) from S(k), k = 1 .."""
+    return survival / np.maximum(np.r_[1.0, survival[:-1]], 1e-9)
+
+
 def evaluator(
     teacher: Teacher, batch: dict[str, np.ndarray], prompt: int, positions: int, greedy: bool
 ) -> Callable[[Head], dict[str, float]]:
@@ -203,9 +303,8 @@ def evaluator(
 
     def evaluate(head: Head) -> dict[str, float]:
         survival = chain_survival(head, teacher, batch, prompt, positions, greedy)
-        hazards = survival / np.maximum(np.concatenate([[1.0], survival[:-1]]), 1e-9)
         tau = 1.0 + float(survival.sum())
-        position = {f"pos_acc_{k + 1}": float(h) for k, h in enumerate(hazards)}
+        position = {f"pos_acc_{k + 1}": float(h) for k, h in enumerate(hazards_of(survival))}
         return {"loss": -tau, "alpha": float(survival[0]), "tau": tau, **position}
 
     return evaluate

@@ -258,6 +258,20 @@ class Trainer:
 
         Of several processes all save at the same steps: then only `save_steps` counts.
         """
+        try:
+            self._loop(
+                report, report_seconds, save_seconds, save_steps, evaluate_steps, log_steps,
+                stop_step,
+            )  # fmt: skip
+            self.save()
+        finally:  # an interruption waits for the checkpoint that was begun
+            if self.checkpoints is not None:
+                self.checkpoints.wait()
+        return self.progress
+
+    def _loop(
+        self, report, report_seconds, save_seconds, save_steps, evaluate_steps, log_steps, stop_step
+    ) -> None:
         now = self.progress
         begin = time.monotonic() - now.seconds
         reported = saved = now.seconds
@@ -282,10 +296,6 @@ class Trainer:
                 self.save()
             elif self.checkpoints is not None:
                 self.checkpoints.seal()
-        self.save()
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
-        return now
 
     def _one(self, share: float) -> tuple[np.ndarray, float]:
         """One step: the losses of its phases, the learning rate's factor."""
