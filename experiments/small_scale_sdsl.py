@@ -1,25 +1,29 @@
 """SDSL's protocol (their section 4 and appendix F) at small scale, on models trained here.
 
-    python -m experiments.small_scale_sdsl [--target-minutes 5] [--draft-minutes 2] [--work DIR]
+    python -m experiments.small_scale_sdsl [--stage all|models|latency|report] [--work DIR]
 
 Three targets (the largest is the small pair's) and four one-layer drafts, trained on the standard
-library's sources; perplexities on held-out text; alpha of all twelve pairs from TAR(gamma) at
-temperature 1; the affine plane alpha = a x + b y + c; a loss law through the drafts; N* with its
-interval by the plane's covariance, once at the paper's cost (N / M per draft) and once at this
-machine's (step times, linear in N); then tokens per second of the largest target with every draft.
+library's sources for a stated number of updates; perplexities on held-out text; alpha of all
+twelve pairs from TAR(gamma) at temperature 1; the affine plane alpha = a x + b y + c; a loss law
+through the drafts; N* with its interval by the plane's covariance, once at the paper's cost (N / M
+per draft) and once at this machine's (step times, linear in N); then tokens per second of the
+largest target with every draft.
 
 Expect: alpha falls with the draft's perplexity (a < 0, its interval without 0); the paper's N*,
-which charges a draft nothing but its parameters, below the draft that is fastest here. Trained
-models stay in --work, and a killed run goes on where it was. Half an hour on two cores. Writes
-experiments/results/small_scale_sdsl.json.
+which charges a draft nothing but its parameters, below the draft that is fastest here. What is
+done stays in --work, and a killed run goes on where it was. Stage `models` (training, alpha) takes
+half an hour on two cores and no clock enters its numbers; stage `latency` is timed and wants the
+machine for itself (four minutes). `report` writes experiments/results/small_scale_sdsl.json.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +64,13 @@ SAMPLING = Sampling(temperature=1.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args:
-    """How long, where."""
+    """How much training, which part, where."""
 
-    target_minutes: float = 5.0
-    draft_minutes: float = 2.0
+    stage: Literal["all", "models", "latency", "report"] = "all"
+    target_updates: int = 250
+    """Of 4096 tokens each."""
+    draft_updates: int = 600
+    """Of 2048 tokens each: the same D for the whole family, as in the paper."""
     prompts: int = 48
     new_tokens: int = 96
     seed: int = 0
@@ -76,19 +83,19 @@ def trained(name: str, args: Args, stream: np.ndarray) -> tuple[Llama, int]:
     """The model (trained now, or found in `work`) and the tokens it was trained on."""
     target = name.startswith("target")
     tokens = 4096 if target else 2048
-    minutes = args.target_minutes if target else args.draft_minutes
+    updates = args.target_updates if target else args.draft_updates
     trainer = Trainer(
         Llama(CONFIGS[name], jax.random.key(args.seed)),
         language_model_loss,
         corpus.lengthening_batches(stream, tokens, (256, 512), 0.75, args.seed),
-        Schedule(seconds=60 * minutes),
+        Schedule(steps=updates),
         folder=args.work / "checkpoints" / name,
     )
     trainer.resume()
 
     def report(trainer: Trainer) -> None:
         now = trainer.progress
-        say(f"{name} step {now.step}, {now.seconds:.0f} of {60 * minutes:.0f} s, {now.loss:.3f}")
+        say(f"{name} update {now.step} of {updates}, {now.seconds:.0f} s, {now.loss:.3f}")
 
     done = trainer.fit(report)
     save_model(args.work / name, trainer.model)
@@ -139,7 +146,7 @@ def best_by_time(plane, loss_law, target_perplexity, line, target_seconds, sizes
     plane's coefficients."""
     grid = np.geomspace(min(sizes) / 3, max(sizes) * 3, 200)
     gammas = np.arange(1, 10)
-    seconds = (line[0] + line[1] * grid)[:, None] * gammas + target_seconds[gammas]
+    seconds = (line[0] + line[1] * grid)[:, None] * gammas + target_seconds[gammas + 1]
     perplexity = np.asarray(loss_law.perplexity(grid, 1.0))
 
     def best(coefficients) -> float:
@@ -178,44 +185,112 @@ def measured_speed(target, drafts, prompts, args: Args) -> dict:
 
 
 def acceptance(models, losses, prompts, args: Args) -> list[dict]:
-    """alpha of every target with every draft, beside their perplexities."""
+    """alpha of every target with every draft, beside their perplexities; pairs that an earlier,
+    killed run measured are read back."""
+    path = args.work / "pairs.jsonl"
+    pairs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(p["target"], p["draft"]) for p in pairs}
     wrapped = {name: as_target(model) for name, model in models.items()}
-    pairs = []
-    for target in sorted(n for n in models if n.startswith("target")):
-        for draft in DRAFTS:
-            tar = [
-                tokens_per_round(wrapped[target], wrapped[draft], prompts, gamma, args)
-                for gamma in LOOKAHEADS
-            ]
-            alpha = fit_alpha(LOOKAHEADS, tar).alpha
-            pairs.append(
-                {
-                    "target": target,
-                    "draft": draft,
-                    "tokens_per_round": tar,
-                    "target_perplexity": float(np.exp(losses[target])),
-                    "draft_perplexity": float(np.exp(losses[draft])),
-                    "alpha": [float(alpha.value), float(alpha.low), float(alpha.high)],
-                }
-            )
-            say(f"{target} with {draft}: alpha {alpha.value:.3f}")
+    targets = sorted(n for n in models if n.startswith("target"))
+    for target, draft in itertools.product(targets, DRAFTS):
+        if (target, draft) in done:
+            continue
+        tar = [
+            tokens_per_round(wrapped[target], wrapped[draft], prompts, gamma, args)
+            for gamma in LOOKAHEADS
+        ]
+        alpha = fit_alpha(LOOKAHEADS, tar).alpha
+        pair = {
+            "target": target,
+            "draft": draft,
+            "tokens_per_round": tar,
+            "target_perplexity": float(np.exp(losses[target])),
+            "draft_perplexity": float(np.exp(losses[draft])),
+            "alpha": [float(alpha.value), float(alpha.low), float(alpha.high)],
+        }
+        with path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(pair) + "\n")
+        pairs.append(pair)
+        say(f"{target} with {draft}: alpha {alpha.value:.3f}")
     return pairs
 
 
-def step_times(models, args: Args) -> tuple[dict[int, float], dict[str, float]]:
-    """Seconds of the largest target's pass over n tokens, and of one step of every draft."""
+def step_times(models, args: Args) -> tuple[dict[int, float], dict[str, list[float]]]:
+    """Seconds of the largest target's pass over n tokens, and [step, once per round] of every
+    draft; samples are taken in turns."""
     context = 64 + args.new_tokens // 2
-    timers = measure.target_timers(
-        as_target(models["target_large"]), [1, 2, 3, 4, 6, 8, 10], [context], capacity=192
+    sizes = {"capacity": 192, "rounds": 16}
+    passes = measure.target_timers(
+        as_target(models["target_large"]), [1, 2, 3, 4, 6, 8, 10], [context], **sizes
     )
-    verify = {key[1]: float(np.median([t() for _ in range(9)])) for key, t in timers.items()}
-    steps = {}
+    timers = {("target", key[1]): timer for key, timer in passes.items()}
     for name in DRAFTS:
-        timers = measure.draft_timers(as_target(models[name]), (1, 4), context, capacity=192)
-        found = {key[0]: np.asarray([t() for _ in range(9)]) for key, t in timers.items()}
-        table = measure.draft_times(found, name, context).table
-        steps[name] = float(np.ravel(table.seconds)[0])
+        mine = measure.draft_timers(as_target(models[name]), (1, 4), context, **sizes)
+        timers |= {(name, gamma): timer for gamma, timer in mine.items()}
+    samples = measure.interleaved(timers, 9, say)
+    verify, steps = {}, {}
+    for name in ("target", *DRAFTS):
+        of = {n: values for (whose, n), values in samples.items() if whose == name}
+        if name == "target":
+            verify = {n: float(np.median(values)) for n, values in of.items()}
+        else:
+            times = measure.draft_times(of, name, context)
+            steps[name] = [float(np.ravel(times.table.seconds)[0]), times.extra_seconds]
     return verify, steps
+
+
+def latency(models, prompts, args: Args) -> None:
+    """The timed part, into work/latency.json."""
+    verify, steps = step_times(models, args)
+    target = as_target(models["target_large"])
+    speed = measured_speed(target, {n: as_target(models[n]) for n in DRAFTS}, prompts[:8], args)
+    found = {"verify_seconds": verify, "draft_step_seconds": steps, "speed": speed}
+    (args.work / "latency.json").write_text(json.dumps(found))
+
+
+def optima(pairs, sizes, losses, fit, timed) -> dict:
+    """The loss law of the drafts and N* at both costs."""
+    draft_sizes = [sizes[n] for n in DRAFTS]
+    loss_law = fit_loss_law(draft_sizes, [losses[n] for n in DRAFTS])
+    steps = np.asarray([timed["draft_step_seconds"][n] for n in DRAFTS])
+    line = np.polynomial.polynomial.polyfit(draft_sizes, steps[:, 0], 1)
+    verify = {int(n): seconds for n, seconds in timed["verify_seconds"].items()}
+    # Once per round whatever the lookahead: the target's pass and the drafts' intercept.
+    curve = np.interp(np.arange(11), list(verify), list(verify.values())) + steps[:, 1].mean()
+    largest = float(np.exp(losses["target_large"]))
+    parameters_only = (0.0, 1.0 / sizes["target_large"])
+    optimum = functools.partial(best_by_time, fit.law, loss_law, largest, sizes=draft_sizes)
+    return {
+        "loss_law": {k: float(getattr(loss_law, k)) for k in ("E", "A", "nu")},
+        "draft_step_line": [float(x) for x in line],
+        "optimum_at_the_papers_cost": optimum(line=parameters_only, target_seconds=np.ones(11)),
+        "optimum_at_measured_times": optimum(line=line, target_seconds=curve),
+    }
+
+
+def report(sizes, tokens, losses, args: Args) -> None:
+    pairs = [json.loads(line) for line in (args.work / "pairs.jsonl").read_text().splitlines()]
+    timed = json.loads((args.work / "latency.json").read_text())
+    x, y = (np.asarray([p[f"{who}_perplexity"] for p in pairs]) for who in ("draft", "target"))
+    fit = fit_perplexity_law(x, np.asarray([p["alpha"][0] for p in pairs]), y)
+    result = {
+        "sizes": sizes,
+        "training_tokens": tokens,
+        "held_out_loss_nats": losses,
+        "pairs": pairs,
+        "plane": {
+            "coefficients": np.asarray(fit.law.coefficients).tolist(),
+            "margins": np.asarray(fit.margins).tolist(),
+            "r_squared": float(fit.r_squared),
+            "mean_squared_error": float(fit.mean_squared_error),
+        },
+        **optima(pairs, sizes, losses, fit, timed),
+        **timed,
+        "provenance": provenance(args.seed),
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    keys = ("plane", "optimum_at_the_papers_cost", "optimum_at_measured_times", "speed")
+    print(json.dumps({k: result[k] for k in keys}, indent=1))
 
 
 def main(args: Args) -> None:
@@ -231,48 +306,13 @@ def main(args: Args) -> None:
     losses = {n: held_out_loss(m, streams["held_out"], 32768) for n, m in models.items()}
     for name, loss in losses.items():
         say(f"{name}: {sizes[name] / 1e6:.2f} M, held-out {loss:.3f} nats")
-
     prompts = corpus.held_out_prompts(streams["held_out"], args.prompts, 64).tolist()
-    pairs = acceptance(models, losses, prompts, args)
-    x, y = (np.asarray([p[f"{who}_perplexity"] for p in pairs]) for who in ("draft", "target"))
-    fit = fit_perplexity_law(x, np.asarray([p["alpha"][0] for p in pairs]), y)
-    draft_sizes = [sizes[n] for n in DRAFTS]
-    loss_law = fit_loss_law(draft_sizes, [losses[n] for n in DRAFTS])
-
-    verify, steps = step_times(models, args)
-    line = np.polynomial.polynomial.polyfit(draft_sizes, [steps[n] for n in DRAFTS], 1)
-    curve = np.interp(np.arange(11), list(verify), list(verify.values()))
-    largest = float(np.exp(losses["target_large"]))
-    parameters_only = (0.0, 1.0 / sizes["target_large"])
-    optimum = functools.partial(best_by_time, fit.law, loss_law, largest, sizes=draft_sizes)
-    speed = measured_speed(
-        as_target(models["target_large"]),
-        {n: as_target(models[n]) for n in DRAFTS},
-        prompts[:10],
-        args,
-    )
-    result = {
-        "sizes": sizes,
-        "training_tokens": tokens,
-        "held_out_loss_nats": losses,
-        "pairs": pairs,
-        "plane": {
-            "coefficients": np.asarray(fit.law.coefficients).tolist(),
-            "margins": np.asarray(fit.margins).tolist(),
-            "r_squared": float(fit.r_squared),
-            "mean_squared_error": float(fit.mean_squared_error),
-        },
-        "loss_law": {k: float(getattr(loss_law, k)) for k in ("E", "A", "nu")},
-        "verify_seconds": verify,
-        "draft_step_seconds": steps,
-        "optimum_at_the_papers_cost": optimum(line=parameters_only, target_seconds=np.ones(11)),
-        "optimum_at_measured_times": optimum(line=line, target_seconds=curve),
-        "speed": speed,
-        "provenance": provenance(args.seed),
-    }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    keys = ("plane", "optimum_at_the_papers_cost", "optimum_at_measured_times", "speed")
-    print(json.dumps({k: result[k] for k in keys}, indent=1))
+    if args.stage in ("all", "models"):
+        acceptance(models, losses, prompts, args)
+    if args.stage in ("all", "latency"):
+        latency(models, prompts, args)
+    if args.stage in ("all", "report"):
+        report(sizes, tokens, losses, args)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,42 @@ class Comparison:
             print(f"  - {remark}")
 
 
-def finish(*comparisons: Comparison) -> list[Comparison]:
+@dataclass
+class Repeat:
+    """What a paper says of models we cannot train, beside what models trained here showed. Its
+    lines are no cells: they are counted nowhere and stand in a section of their own.
+
+    `models` is a sentence: which, and where the result is kept.
+    """
+
+    name: str
+    title: str
+    models: str
+    claims: list[tuple[str, str, str, str]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, claim: str, paper: str, ours: str, holds: bool | None) -> None:
+        """`holds`: whether ours bears the claim out; None where it cannot tell."""
+        verdict = {True: "holds", False: "does not hold", None: "open"}[holds]
+        self.claims.append((claim, paper, ours, verdict))
+
+    def write(self) -> Path:
+        """out/paper_figs/`name`.csv, one line a claim."""
+        OUT.mkdir(parents=True, exist_ok=True)
+        path = OUT / f"{self.name}.csv"
+        with open(path, "w", newline="", encoding="utf-8") as out:
+            csv.writer(out).writerows([("claim", "paper", "ours", "verdict"), *self.claims])
+        return path
+
+    def show(self) -> None:
+        print(f"\n{self.title}   ({self.models})")
+        for claim, paper, ours, verdict in self.claims:
+            print(f"  {claim}\n      paper: {paper}\n      ours:  {ours}   [{verdict}]")
+        for remark in self.remarks:
+            print(f"  - {remark}")
+
+
+def finish(*comparisons: Comparison | Repeat) -> list[Comparison | Repeat]:
     """Writes and prints; what every script's `run` returns."""
     for c in comparisons:
         c.write()

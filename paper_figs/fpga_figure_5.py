@@ -27,7 +27,7 @@ BEAM, OWN = np.array([2, 4, 8, 24, 64]), np.array([2, 4, 6, 10, 15])  # lengths 
 
 def curves() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """AAT(x) from x = 1 on, and the lengths that the law sees."""
-    _, of_beam = searched_rank_law()
+    _, of_beam, _ = searched_rank_law()
     if not RESULT.is_file():
         raise FileNotFoundError("run python -m experiments.predicted_trees first")
     q = np.asarray(json.loads(RESULT.read_text(encoding="utf-8"))["acceptance_by_depth_and_rank"])

@@ -1,10 +1,10 @@
-"""PosS Figures 4 and 5: memory of the specialists, and the time of a round by phase.
+"""PosS Figure 4: memory of the specialists.
 
     python -m paper_figs.poss_figure_4
 
 Parameters of one specialist are counted from the target's config (an attention and feed-forward
-layer; the paper prints about 218 M for the 8B target). Times are the fitted round costs. The
-figures print no other numbers. Expected: 218 M within 1 %.
+layer; the paper prints about 218 M for the 8B target). The figure prints no other number, and its
+bars hold caches and the framework's own memory too. Expected: 218 M within 1 %.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import dataclasses
 
 import numpy as np
 
-from experiments.heads_fit import fit_poss, poss_rows
 from paper_figs.comparison import Comparison, finish
 from paper_figs.style import panels, save
 from sdx.theory.architectures import load_architecture
@@ -33,7 +32,7 @@ def specialist_parameters(preset) -> float:
 def run() -> list[Comparison]:
     table = Comparison(
         "poss_figure_4",
-        "PosS Figures 4, 5: cost of specialists",
+        "PosS Figure 4: parameters of a specialist",
         "1 %",
         "the target's config",
     )
@@ -44,39 +43,21 @@ def run() -> list[Comparison]:
 
 
 def draw() -> None:
-    figure, axes = panels(1, 2, height=3.0)
+    figure, axis = panels(width=4.8, height=3.2)
     places = np.arange(len(LAYERS))
     for i, (target, preset) in enumerate(PRESETS.items()):
         base = float(weight_bytes(load_architecture(preset))) / 1e9
         each = specialist_parameters(preset) * 2e-9
-        values = [base + n * each for n in LAYERS.values()]
-        shade = ("#cccccc", "#444444")[i]
-        axes[0].bar(places + 0.4 * i - 0.2, values, 0.38, color=shade, label=target)
-    axes[0].set(ylabel="weights, GB (bfloat16)", xticks=places)
-    axes[0].set_xticklabels(LAYERS, fontsize=7)
-    axes[0].set_ylim(0, 40)
-    axes[0].legend(loc="upper left")
-    for i, target in enumerate(PRESETS):
-        rows = poss_rows(target)
-        cost, _ = fit_poss(rows, np.ones(len(rows), bool))
-        depth = np.arange(6, 10)
-        draft = float(cost.draft_step) * depth
-        verify = np.full(len(depth), float(cost.verify))
-        shade = ("#cccccc", "#444444")[i]
-        axes[1].bar(depth + 0.4 * i - 0.2, verify, 0.36, color=shade, label=f"verify, {target}")
-        axes[1].bar(
-            depth + 0.4 * i - 0.2,
-            draft,
-            0.36,
-            bottom=verify,
-            color="white",
-            edgecolor=shade,
-            hatch="///",
-            label="draft",
-        )
-    axes[1].set(xlabel="tree depth", ylabel="round / autoregressive step", xticks=depth)
-    axes[1].set_ylim(0, 2.6)
-    axes[1].legend(fontsize=7, loc="upper left")
+        at = places + 0.4 * i - 0.2
+        shade = ("#cccccc", "#7a7a7a")[i]
+        axis.bar(at, base, 0.38, color=shade, edgecolor="#111111", label=target)
+        heads = [n * each for n in LAYERS.values()]
+        axis.bar(at, heads, 0.38, bottom=base, color="white", edgecolor="#111111", hatch="////")
+    axis.bar(0, 0, color="white", edgecolor="#111111", hatch="////", label="draft layers")
+    axis.set(ylabel="weights, GB (bfloat16)", xticks=places, ylim=(0, 40))
+    names = [f"{name}\n({n} layer{'s' if n > 1 else ''})" for name, n in LAYERS.items()]
+    axis.set_xticklabels(names, fontsize=7)
+    axis.legend(loc="upper left")
     save(figure, "poss_figure_4")
 
 

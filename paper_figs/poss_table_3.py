@@ -23,7 +23,7 @@ from experiments.heads_fit import (
 )
 from paper_figs.comparison import Comparison, finish
 from paper_figs.style import PAPER, panels, save, series
-from sdx.theory.heads import fit_length_law, head_acceptance, head_length
+from sdx.theory.heads import fit_length_law, head_length
 
 TARGETS = {"Llama-3-8B-Instruct": ("2", "3"), "Llama-2-13B-chat": ("4", "5")}
 MISPRINT = "misprint: 4.68 printed where 5.08 fits depth, tokens and speedup of its neighbours"
@@ -63,7 +63,7 @@ def run() -> list[Comparison]:
     tables = []
     for target, (length_table, speed_table) in TARGETS.items():
         rows = poss_rows(target)
-        law, ours = lengths(rows)
+        _, ours = lengths(rows)
         lengths_table = Comparison(
             f"poss_table_{length_table}",
             f"PosS Table {length_table}: lengths of {target}",
@@ -103,29 +103,32 @@ def run() -> list[Comparison]:
             f"Best depth: {sum(s >= 1 for s in shares)} of {len(shares)} rows, the chosen one "
             f"never below {min(shares):.1%} of the row's best."
         )
-        draw(target, rows, fitted, law, speed_table)
+        draw(target, rows, fitted, speed_table)
         tables += [lengths_table, speeds_table]
     return finish(*tables)
 
 
-def draw(target, rows, fitted, law, number) -> None:
-    """Speedup over depth (printed points, fitted lines), and hazards by position (Figure 3)."""
-    figure, axes = panels(1, 2, height=3.0)
-    shown = [r for r in rows if r["temperature"] == "0" and r["total_tokens"] == "60"]
-    for i, method in enumerate(("HASS", "PosS-1", "PosS-2", "PosS-3")):
-        mine = [r for r in shown if r["method"] == method]
-        depth = [int(r["tree_depth"]) for r in mine]
-        ours = [fitted[rows.index(r)] for r in mine]
-        axes[0].plot(depth, ours, **series(i, marker=False), label=method)
-        printed = {**PAPER, **series(i, line=False), "mfc": "white", "label": None}
-        axes[0].plot(depth, [float(r["speedup"]) for r in mine], **printed)
-        n = float(SPECIALIST_POSITIONS[method])
-        hazards = np.asarray(head_acceptance(law, 8, specialist_positions=n).rates)
-        axes[1].plot(range(1, 9), hazards, **series(i), label=method)
-    axes[0].set(xlabel="tree depth", ylabel="speedup, T = 0, 60 tokens", title=target)
-    axes[1].set(xlabel="position", ylabel="acceptance given the one before")
-    axes[0].legend()
-    axes[1].legend()
+def draw(target, rows, fitted, number) -> None:
+    """Speedup over depth, printed points and fitted lines, 60 and 80 tokens, T = 0."""
+    figure, axes = panels(1, 2, width=7.2, height=3.2, sharey=True)
+    for axis, nodes in zip(axes, ("60", "80"), strict=True):
+        shown = [r for r in rows if (r["temperature"], r["total_tokens"]) == ("0", nodes)]
+        for i, method in enumerate(("HASS", "PosS-1", "PosS-2", "PosS-3")):
+            mine = [r for r in shown if r["method"] == method]
+            depth = [int(r["tree_depth"]) for r in mine]
+            ours = [fitted[rows.index(r)] for r in mine]
+            axis.plot(depth, ours, **series(i, marker=False), label=method)
+            printed = {**PAPER, **series(i, line=False), "mfc": "white", "label": None}
+            axis.plot(depth, [float(r["speedup"]) for r in mine], **printed)
+        axis.set(xlabel="tree depth", title=f"{nodes} tokens", xticks=range(6, 10))
+        if any(is_outlier(r) == OUTLIER for r in shown):
+            axis.annotate(
+                "printed length a misprint", (6.05, min(fitted[rows.index(r)] for r in shown)),
+                (6.3, 3.02), fontsize=7, arrowprops={"arrowstyle": "-", "linewidth": 0.6},
+            )  # fmt: skip
+    axes[0].plot([], [], **(PAPER | {"label": "paper (same marker)"}))
+    axes[0].set_ylabel(f"speedup of {target.split('-Inst')[0]}, T = 0")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     save(figure, f"poss_table_{number}")
 
 

@@ -154,18 +154,27 @@ def soft_maximum(x, temperature, axis=None):
 
 @jax.jit
 def _renewal(forcing, near, far, atom):
-    steps = near.shape[-1]
-    lag = np.arange(steps + 1)[:, None] - np.arange(steps + 1)[None, :]
     # V_i meets V_{i-lag} as the near end of cell `lag` (while lag < i) and the far end of the one
     # before; V_0 is never a near end, there being no cell beyond the origin.
-    near_end = jnp.where((lag >= 0) & (np.arange(steps + 1) > 0), _at(near, lag), 0.0)
-    far_end = jnp.where(lag >= 1, _at(far, lag - 1), 0.0)
-    system = (1.0 - atom) * jnp.eye(steps + 1, dtype=forcing.dtype) - near_end - far_end
-    return jax.scipy.linalg.solve_triangular(system, forcing, lower=True)
+    start = forcing[0] / (1.0 - atom)
+    column = -near - jnp.append(0.0, far[:-1])
+    column = column.at[0].add(1.0 - atom)
+    return jnp.append(start, _solve_toeplitz(column, forcing[1:] + far * start))
 
 
-def _at(values, index):
-    return jnp.append(values, 0.0)[np.clip(index, 0, values.shape[-1])]
+def _solve_toeplitz(column, right):
+    """Forward substitution, column by column, in a lower triangular Toeplitz system.
+
+    jax.scipy.linalg.solve_triangular is slower here, and two batched ones at a time wait for each
+    other for ever where XLA has two threads (LAPACK's kernel blocks the pool it needs; jaxlib
+    0.10).
+    """
+
+    def step(left, _):
+        value = left[0] / column[0]
+        return jnp.append(left[1:] - column[1:] * value, 0.0), value
+
+    return jax.lax.scan(step, right, None, length=column.shape[0])[1]
 
 
 @float64

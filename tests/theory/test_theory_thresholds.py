@@ -80,6 +80,17 @@ def test_chain_against_monte_carlo(atom, b, crossing):
         assert abs(float(value) - draws.mean()) < 4 * draws.std() / math.sqrt(rounds)
 
 
+def test_many_thresholds_at_once():
+    """Batched solves used to wait for each other for ever on two cores, once in some ten calls."""
+    thresholds = np.geomspace(0.01, 0.9, 40)
+    with jax.enable_x64(True):
+        law = BetaConfidence(a=3.0, b=2.0)
+        batched = jax.jit(jax.vmap(lambda p: threshold_chain(law, p, steps=128).tokens))
+        found = [np.asarray(batched(thresholds)) for _ in range(60)][-1]
+    alone = float(threshold_chain(law, thresholds[20], steps=128).tokens)
+    assert found[20] == pytest.approx(alone, rel=1e-12) and (np.diff(found) < 0).all()
+
+
 def test_samples_of_a_law_stand_in_for_it():
     s = np.random.default_rng(0).beta(3.0, 2.0, 200_000)
     exact, found = (
