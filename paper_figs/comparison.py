@@ -172,6 +172,7 @@ class Repeat:
 def finish(*comparisons: Comparison | Repeat) -> list[Comparison | Repeat]:
     """Writes and prints; what every script's `run` returns."""
     for c in comparisons:
-        c.write()
+        if not isinstance(c, Comparison) or c.cells:  # a drawn figure has its points
+            c.write()
         c.show()
     return list(comparisons)

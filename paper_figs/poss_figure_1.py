@@ -59,7 +59,7 @@ def hazards(target: str, positions: int) -> dict[str, np.ndarray]:
 def draw(axis, rates: dict[str, np.ndarray]) -> None:
     for i, (method, mine) in enumerate(rates.items()):
         axis.plot(range(1, len(mine) + 1), 100 * mine, **series(i), label=method)
-    axis.set(xlabel="position", ylabel="pos-acc, %", ylim=(40, 100))
+    axis.set(xlabel="position", ylabel="pos-acc, %", ylim=(35, 100))
     axis.legend()
 
 

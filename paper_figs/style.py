@@ -1,16 +1,20 @@
 """One look for every figure: legible in greyscale, at column width, without a title inside.
 
-Series differ in lightness, marker and dash, never in hue alone. `save` writes PNG and PDF.
+Series differ in lightness, marker and dash, never in hue alone. `save` writes PNG, PDF and the
+drawn points.
 """
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+import numpy as np  # noqa: E402
+from matplotlib.container import BarContainer, ErrorbarContainer  # noqa: E402
 
 OUT = Path(__file__).parent.parent / "out" / "paper_figs"
 # Dark to light in print as on screen (relative luminance 0.01, 0.09, 0.19, 0.33, 0.48).
@@ -59,9 +63,31 @@ def panels(rows: int = 1, columns: int = 1, width: float = WIDTH, height: float 
     return plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **kwargs)
 
 
+def drawn_points(figure):
+    """(panel, series, x, y) of every line and bar."""
+    for panel, axis in enumerate(figure.axes, 1):
+        if axis.name == "3d":
+            continue
+        with_errors = [c for c in axis.containers if isinstance(c, ErrorbarContainer)]
+        names = {c[0]: c.get_label() for c in with_errors}
+        for line in axis.get_lines():
+            x, y = (np.asarray(values, float) for values in line.get_data())
+            name = names.get(line, line.get_label())
+            yield from ((panel, name, *point) for point in zip(x, y, strict=True))
+        for bars in axis.containers:
+            if isinstance(bars, BarContainer):
+                middles = ((b.get_x() + b.get_width() / 2, b.get_height()) for b in bars)
+                yield from ((panel, bars.get_label(), *point) for point in middles)
+
+
 def save(figure, name: str) -> Path:
-    """Writes out/paper_figs/`name`.png and .pdf; closes the figure."""
+    """Writes out/paper_figs/`name`.png, .pdf and .points.csv; closes the figure."""
     OUT.mkdir(parents=True, exist_ok=True)
+    with open(OUT / f"{name}.points.csv", "w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(("panel", "series", "x", "y"))
+        for panel, label, x, y in drawn_points(figure):
+            writer.writerow((panel, label, f"{x:.6g}", f"{y:.6g}"))
     for suffix in ("png", "pdf"):
         # No creation date: the same numbers give the same file.
         metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
