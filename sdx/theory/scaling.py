@@ -292,9 +292,11 @@ def _optimal_draft_size(M, D, D_target, law, loss_law):
         return jnp.where(inside, step, 0.5 * (low + high)), low, high
 
     z, _, _ = jax.lax.fori_loop(0, 8, newton, (rungs[best], low, high))
-    # One differentiable Newton step at the root: the implicit function theorem, so that gradients
-    # of N* in M, D, D_target and in the laws' coefficients are exact.
-    z = z - slope(z, *arguments) / jax.lax.stop_gradient(curvature(z, *arguments))
+    # Differentiable Newton steps at the root: the implicit function theorem, so that gradients of
+    # N* in M, D, D_target and in the laws' coefficients are exact; a second step, so that theirs
+    # are too (an interval's end is made of first derivatives).
+    for _ in range(2):
+        z = z - slope(z, *arguments) / jax.lax.stop_gradient(curvature(z, *arguments))
     N = jnp.exp(z)
     alpha = law.alpha(loss_law.perplexity(N, D), loss_law.perplexity(M, D_target))
     throughput = jnp.exp(_log_throughput(z, *arguments))
@@ -320,18 +322,21 @@ def optimal_draft_size(M, D, D_target, law=sdsl_plane, loss_law=besiroglu) -> Dr
     return _optimal_draft_sizes(M, D, D_target, law, loss_law)
 
 
+@jax.jit
+def _optimum_of(coefficients, M, D, D_target, law, loss_law):
+    """Fields of the optimum [4] under `law` with other coefficients."""
+    law = PerplexityLaw(coefficients=coefficients, covariance=law.covariance, kind=law.kind)
+    o = _optimal_draft_size(M, D, D_target, law, loss_law)
+    return jnp.stack([o.N, o.throughput, o.alpha, o.lookahead])
+
+
 @float64
 def optimal_draft_interval(M, D, D_target, law=sdsl_plane, loss_law=besiroglu) -> DraftOptimum:
     """`optimal_draft_size` with a 95 % `Interval` in every field (scalars): the covariance of the
     acceptance law's coefficients carried to N* and T* by the delta method."""
-
-    def optimum(coefficients):
-        fitted = PerplexityLaw(coefficients=coefficients, covariance=law.covariance, kind=law.kind)
-        o = _optimal_draft_size(M, D, D_target, fitted, loss_law)
-        return jnp.stack([o.N, o.throughput, o.alpha, o.lookahead])
-
     M, D, D_target = (jnp.asarray(x, float) for x in (M, D, D_target))
     coefficients = jnp.asarray(law.coefficients, float)
-    i = delta_method(jax.jit(optimum), coefficients, law.covariance, law.freedom)
+    optimum = lambda c: _optimum_of(c, M, D, D_target, law, loss_law)  # noqa: E731
+    i = delta_method(optimum, coefficients, law.covariance, law.freedom)
     fields = [Interval(value=i.value[k], low=i.low[k], high=i.high[k]) for k in range(4)]
     return DraftOptimum(N=fields[0], throughput=fields[1], alpha=fields[2], lookahead=fields[3])

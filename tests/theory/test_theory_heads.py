@@ -56,13 +56,22 @@ def test_fits_recover_the_laws_that_made_the_data():
     depth, nodes, n, hot = (
         g.ravel() for g in np.meshgrid([4.0, 6, 9], [60.0, 80], [0.0, 1, 3], [0.0, 1])
     )
-    length = [
-        float(heads.head_length(LAW, d, nodes=x, specialist_positions=m, temperature=t))
-        for d, x, m, t in zip(depth, nodes, n, hot, strict=True)
-    ]
-    found = heads.fit_length_law(depth, nodes, n, hot, length)
-    for name in ("base", "temperature", "boost", "drift", "spread"):
+    length = np.array(
+        [
+            float(heads.head_length(LAW, d, nodes=x, specialist_positions=m, temperature=t))
+            for d, x, m, t in zip(depth, nodes, n, hot, strict=True)
+        ]
+    )
+    names = ("base", "temperature", "boost", "drift", "spread")
+    fit = lambda lengths: heads.fit_length_law(depth, nodes, n, hot, lengths)  # noqa: E731
+    with jax.enable_x64(True):
+        error = 1e-2 * length * np.cos(np.arange(length.size))
+        found, slope = jax.jvp(fit, (jnp.asarray(length),), (jnp.asarray(error),))
+        low, high = (fit(length + sign * 1e-3 * error) for sign in (-1, 1))
+    for name in names:
         np.testing.assert_allclose(getattr(found, name), getattr(LAW, name), rtol=1e-5)
+        difference = (float(getattr(high, name)) - float(getattr(low, name))) / 2e-3
+        np.testing.assert_allclose(getattr(slope, name), difference, rtol=1e-5, atol=1e-9)
     cost = heads.HeadCost(verify=1.1, draft_step=0.06, tokens_step=0.08, switch=0.01, sampling=0.03)
     used = np.maximum(np.ceil(depth / np.where(n > 0, n, 99)), 1)
     speedup = np.asarray(cost.speedup(length, depth, nodes, used, hot))

@@ -130,6 +130,23 @@ def test_interval_carries_the_fit_to_the_optimum():
         assert margin == pytest.approx(scaling.student_t(127) * deviation, rel=0.15)
 
 
+def test_the_intervals_ends_have_exact_slopes():
+    """An end of `optimal_draft_interval` is made of slopes of N* in the coefficients: their own
+    slope in M takes second derivatives through the root."""
+    deviations = np.sqrt(np.diag(sdsl_plane.covariance))
+
+    def sensitivity(x):
+        M, coefficients = 7e10 * x, jnp.asarray(sdsl_plane.coefficients)
+        optimum = lambda c: jnp.log(scaling._optimum_of(c, M, 2.4e12, 1.5e13, *laws)[0])  # noqa: E731
+        return jax.jvp(optimum, (coefficients,), (jnp.asarray(deviations),))[1]
+
+    laws, h = (sdsl_plane, besiroglu), 1e-3
+    with jax.enable_x64(True):
+        both = jax.jit(jax.vmap(lambda x: jax.jvp(sensitivity, (x,), (1.0,))))
+        value, slope = (np.asarray(v) for v in both(jnp.array([1 - h, 1.0, 1 + h])))
+    assert slope[1] == pytest.approx((value[2] - value[0]) / (2 * h), rel=1e-5)
+
+
 def test_delta_method_is_exact_for_linear_functions():
     covariance = np.array([[0.04, 0.01], [0.01, 0.09]])
     i = scaling.delta_method(lambda c: 2 * c[0] - c[1], np.array([1.0, 2.0]), covariance)
