@@ -47,17 +47,18 @@ PROMPT, NEW, POSITIONS = 32, 96, 8
 UNROLLED = 4  # steps that unrolled arms train; PosS has specialists for as many
 FUSED = (1, 2, 4)  # EAGLE-3's low, middle and high: of four layers the last one's output is high
 CONTEXT, CAPACITY = 80, 128  # of step times
-BATCH_ROWS = 8
+BATCH_ROWS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to make a head. fork: starts from the EAGLE arm's weights at half of the updates
-    (HASS and PosS continue a trained EAGLE head), and does the other half."""
+    """One way to make a head. fork: the arm at half of whose updates it starts, to do the other
+    half its own way (HASS, PosS and KOALA continue a trained head; a loss that asks for acceptance
+    has little to go by at the start)."""
 
     name: str
     plan: Plan
-    fork: bool = False
+    fork: str = ""
 
 
 EAGLE3 = Plan(recipe="eagle3", steps=UNROLLED, feature_layers=FUSED)
@@ -67,17 +68,23 @@ def poss(n: int) -> Plan:
     return Plan(recipe="poss", steps=UNROLLED, positions_per_specialist=n)
 
 
+def koala(k: int) -> Plan:
+    return Plan(recipe="koala", layers=k, adversarial=0.2)
+
+
 ARMS = (
     Arm("EAGLE", Plan(recipe="eagle")),
-    Arm("HASS", Plan(recipe="hass", steps=UNROLLED), fork=True),
-    *(Arm(f"PosS-{n}", poss(n), fork=True) for n in (1, 2, 3)),
+    Arm("HASS", Plan(recipe="hass", steps=UNROLLED), "EAGLE"),
+    *(Arm(f"PosS-{n}", poss(n), "EAGLE") for n in (1, 2, 3)),
     Arm("EAGLE-3", EAGLE3),
-    Arm("EAGLE-3 TV", dataclasses.replace(EAGLE3, objective="tv")),
-    Arm("EAGLE-3 throughput", dataclasses.replace(EAGLE3, objective="throughput")),
+    Arm("EAGLE-3 TV", dataclasses.replace(EAGLE3, objective="tv"), "EAGLE-3"),
+    Arm("EAGLE-3 throughput", dataclasses.replace(EAGLE3, objective="throughput"), "EAGLE-3"),
     *(Arm(f"Medusa K={k}", Plan(recipe="medusa", layers=k, steps=UNROLLED)) for k in (1, 2, 3)),
     *(Arm(f"EAGLE K={k}", Plan(recipe="eagle", layers=k)) for k in (2, 3)),
-    *(Arm(f"KOALA K={k}", Plan(recipe="koala", layers=k, adversarial=0.2)) for k in (1, 2, 3)),
+    Arm("KOALA K=1", koala(1), "EAGLE"),
+    *(Arm(f"KOALA K={k}", koala(k), f"EAGLE K={k}") for k in (2, 3)),
 )
+FORKED = {arm.fork for arm in ARMS}
 SAME_NETWORK = {  # arms whose network is another arm's, with other weights
     "HASS": "EAGLE",
     "EAGLE-3 TV": "EAGLE-3",
@@ -95,10 +102,10 @@ class Settings:
     stage: Literal["all", "data", "costs", "train", "decode", "report"] = "all"
     minutes: float = float("inf")
     """Stop before the next arm after so long; a later call goes on."""
-    updates: int = 120
+    updates: int = 100
     sequences: int = 1024
     """Training sequences of 128 tokens, 32 of them a prompt."""
-    held_out: int = 96
+    held_out: int = 48
     """Sequences of each temperature that heads are judged on."""
     seeds: int = 3
     pair: Path = Path("experiments/small_pair")
@@ -187,7 +194,7 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
     folder = settings.work / "heads"
     half = settings.updates // 2
     key = jax.random.key(seed)
-    start = load_head(folder / f"EAGLE-half-{seed}", forms=PLAIN) if arm.fork else None
+    start = load_head(folder / f"{arm.fork}-half-{seed}", forms=PLAIN) if arm.fork else None
     head = arm.plan.first_head(target.config, teacher.parts, key, start)
     if arm.fork:
         schedule, skipped = Schedule(steps=settings.updates - half, warmup_steps=5, decay=0.8), half
@@ -202,9 +209,9 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
     )  # fmt: skip
     trainer.fit(stop_step=1)
     compiled = trainer.progress.seconds
-    if arm.name == "EAGLE":
+    if arm.name in FORKED:
         trainer.fit(stop_step=half)
-        save_head(folder / f"EAGLE-half-{seed}", trainer.model["head"])
+        save_head(folder / f"{arm.name}-half-{seed}", trainer.model["head"])
     done = trainer.fit()
     head = trainer.model["head"]
     name = f"{arm.name}-{seed}".replace(" ", "-").replace("=", "")

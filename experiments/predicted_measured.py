@@ -3,7 +3,7 @@
     python -m experiments.predicted_measured [--prompts 50] [--repeats 3] [--pair DIR]
 
 Step times (StepTables) and acceptance come from calibration prompts; then every configuration
-(2 drafts x 6 lookaheads, and autoregression) decodes *other* held-out prompts, prompt by prompt in
+(3 drafts x 6 lookaheads, and autoregression) decodes *other* held-out prompts, prompt by prompt in
 turns, at temperature 0, batch 1.
 
 Expect: median |predicted / measured - 1| of tokens per second <= 10 %, none above 25 %; the
@@ -29,11 +29,14 @@ from sdx.calibration import measure
 from sdx.calibration.chains import ChainFit, fit_chains
 from sdx.calibration.hardware import HardwareFit, fit_hardware
 from sdx.decoding.generation import Generation
+from sdx.decoding.heads import bind
 from sdx.decoding.llama_target import as_target
 from sdx.models.checkpoint import load_model
+from sdx.models.heads import is_head, load_head
 from sdx.records import Autoregressive, Chain, Design, DrafterSpec, Prediction, Workload
 from sdx.reporting.progress import Reporter
 from sdx.search.design import DesignResult, design
+from sdx.theory.costs import draft_architecture
 from sdx.theory.hardware import StepTable
 from sdx.theory.throughput import predict
 from sdx.theory.transformers import Architecture, load_architecture
@@ -49,7 +52,7 @@ class Settings:
     """What is run."""
 
     pair: Path = Path("experiments/small_pair")
-    """Folder with target/, draft_*/ and tokenizer.json."""
+    """Folder with target/, draft_*/, tokenizer.json, and perhaps a draft head in head/."""
     prompts: int = 50
     """Held-out prompts to decode; acceptance comes from as many others."""
     calibration_prompts: int = 50
@@ -81,6 +84,17 @@ def load_pair(settings: Settings) -> Pair:
             "(python -m experiments.train_small_models) or name another folder with --pair"
         )
     models = {name: load_model(folder / name)[0] for name in ("target", *names)}
+    architectures = {
+        name: load_architecture(str(folder / name), "float32", "float32") for name in models
+    }
+    target = as_target(models["target"])
+    drafts = {name: as_target(models[name]) for name in names}
+    if is_head(folder / "head"):
+        head = bind(load_head(folder / "head"), target)
+        kind, layers = head.head.config.kind, head.head.config.layers
+        drafts[f"{kind}_head"] = head
+        spec = DrafterSpec(family=kind, layers=layers, weight_dtype="float32")
+        architectures[f"{kind}_head"] = draft_architecture(spec, architectures["target"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stream = corpus.tokenise(tokenizer, corpus.texts("held_out"))
     count = settings.prompts + settings.calibration_prompts
@@ -88,11 +102,9 @@ def load_pair(settings: Settings) -> Pair:
     # Every k-th window is for decoding: both sets are spread over all files.
     chosen = set(np.linspace(0, count - 1, settings.prompts).round().astype(int).tolist())
     return Pair(
-        target=as_target(models["target"]),
-        drafts={name: as_target(models[name]) for name in names},
-        architectures={
-            name: load_architecture(str(folder / name), "float32", "float32") for name in models
-        },
+        target=target,
+        drafts=drafts,
+        architectures=architectures,
         calibration_prompts=[w for i, w in enumerate(windows) if i not in chosen],
         prompts=[w for i, w in enumerate(windows) if i in chosen],
     )
@@ -211,8 +223,10 @@ def calibrate(pair: Pair, settings: Settings, reporter: Reporter) -> Calibration
             table=dataclasses.replace(times.table, seconds=times.table.seconds + more),
             round_overhead_seconds=overhead,
         )
+    # A head's step is no decoder's: the roofline is fitted to the models.
+    models = [name for name in pair.architectures if not name.endswith("_head")]
     hardware = fit_hardware(
-        list(pair.architectures.values()), [tables[name] for name in pair.architectures]
+        [pair.architectures[name] for name in models], [tables[name] for name in models]
     )
     return Calibration(target_table=table, hardware=hardware, drafts=drafts)
 

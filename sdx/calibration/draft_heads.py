@@ -84,12 +84,13 @@ def time_heads(
         chains = measure.draft_timers(model, sorted({1, most}), context, **sizes)
         timers |= {(name, lookahead): timer for lookahead, timer in chains.items()}
     samples = measure.interleaved(timers, repeats, report)
-    seconds = {key: float(np.median(values)) for key, values in samples.items()}
+    # A tiny step can drown in the noise of the clock: never below a nanosecond.
+    seconds = {key: max(float(np.median(v)), 1e-9) for key, v in samples.items()}
     step = {}
     for name in drafts:
         most = max(key[1] for key in seconds if key[0] == name)
         rise = (seconds[name, most] - seconds[name, 1]) / max(most - 1, 1)
-        step[name] = rise if most > 1 else seconds[name, 1]
+        step[name] = max(rise, 1e-9) if most > 1 else seconds[name, 1]
     return StepCosts(
         context=context,
         target={key[1]: s for key, s in seconds.items() if key[0] == "target"},

@@ -68,9 +68,10 @@ class TargetParts:
         """The head's matrix `[D, V]`."""
         return self.embedding_VxD.T if self.head_DxV is None else self.head_DxV
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """The target's head on features: `[..., D]` to `[..., V]`."""
-        return multiply(hidden, self, "head_DxV")
+    def logits(self, hidden: jax.Array, apart: bool = False) -> jax.Array:
+        """The target's head on features: `[..., D]` to `[..., V]`. apart: of several calls none
+        waits for another's result (small_steps.multiply_panels)."""
+        return multiply(hidden, self, "head_DxV", apart)
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:

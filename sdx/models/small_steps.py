@@ -67,8 +67,9 @@ def to_matrix(stored: jax.Array) -> jax.Array:
     return stored.swapaxes(0, 1).reshape(stored.shape[1], -1)
 
 
-def multiply_panels(x_XxK: jax.Array, panels: jax.Array) -> jax.Array:
-    """x @ W, `[X, N]`, for W in panels."""
+def multiply_panels(x_XxK: jax.Array, panels: jax.Array, apart: bool = False) -> jax.Array:
+    """x @ W, `[X, N]`, for W in panels. apart: other products with this W wait for none of this
+    one's results (Medusa's positions)."""
     X = x_XxK.shape[0]
     # One row is doubled: XLA rewrites the sum over a single row into a form that takes 60 times
     # as long (the barrier keeps it from seeing that half is thrown away), while two rows cost
@@ -76,20 +77,23 @@ def multiply_panels(x_XxK: jax.Array, panels: jax.Array) -> jax.Array:
     rows = jnp.concatenate([x_XxK, x_XxK]) if X == 1 else x_XxK
     # Uses of one matrix are kept apart: two passes in one loop would share the broadcast panels,
     # which XLA then writes to memory once per row instead of fusing (8 times as long).
-    panels = jax.lax.optimization_barrier(panels)
+    if apart:  # the panels' barriers alone would be merged into one
+        panels, rows = jax.lax.optimization_barrier((panels, rows))
+    else:
+        panels = jax.lax.optimization_barrier(panels)
     products = (rows[None, :, :, None] * panels[:, None]).sum(axis=2)
     products = jax.lax.optimization_barrier(products) if X == 1 else products
     return products[:, :X].swapaxes(0, 1).reshape(X, -1)
 
 
-def multiply(x: jax.Array, module: nnx.Module, name: str) -> jax.Array:
+def multiply(x: jax.Array, module: nnx.Module, name: str, apart: bool = False) -> jax.Array:
     """x @ W for x `[..., K]` and W the matrix `name` of `module`, in the form that
-    `module.forms` has for so many rows."""
+    `module.forms` has for so many rows. apart: see `multiply_panels`."""
     panels = getattr(module, name + PANELS, None)
     X = x.size // x.shape[-1]
     if panels is None or not module.forms.first_rows <= X <= module.forms.last_rows:
         return x @ _plain(module, name)
-    out = multiply_panels(x.reshape(X, -1), panels[...])
+    out = multiply_panels(x.reshape(X, -1), panels[...], apart)
     return out.reshape(*x.shape[:-1], -1)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from sdx.calibration import draft_heads
+from sdx.calibration.draft_heads import StepCosts
 from sdx.cli import main
 from sdx.models.checkpoint import save_model
 from sdx.models.config import ModelConfig
@@ -99,16 +101,22 @@ def test_an_interrupted_training_goes_on_to_the_same_head(capsys, folder, eagle,
     assert "with seed 0, not 1" in refused(capsys, *command, "--seed", 1)
 
 
-def test_specialists_start_from_an_eagle_head_and_learn_for_this_machine(capsys, folder, eagle):
+def test_specialists_start_from_an_eagle_head_and_learn_for_this_machine(
+    capsys, folder, eagle, monkeypatch
+):
+    """Drafts that cost a tenth of a pass: two are worth making, and weigh alike."""
+    costs = StepCosts(
+        context=8, target={1: 1.0, 2: 1.0, 3: 1.0}, first={"head": 0.1}, step={"head": 0.1}
+    )
+    monkeypatch.setattr(draft_heads, "time_heads", lambda *rest, **more: costs)
+    (folder / "law.json").write_text('{"law": {"type": "Geometric", "alpha": 0.8}}')
     code, out, err = run(
         capsys, *asked(folder, folder / "poss", "--head", "poss", "--start", eagle),
-        "--steps", 2, "--objective", "throughput", "--json", "-",
+        "--steps", 2, "--positions", 2, "--objective", "throughput",
+        "--acceptance", folder / "law.json", "--json", "-",
     )  # fmt: skip
     assert code == 0, err
-    facts = json.loads(out)
-    assert len(facts["survival_weights"]) == 2 and sum(facts["survival_weights"]) == pytest.approx(
-        1
-    )
+    assert json.loads(out)["survival_weights"] == pytest.approx([0.5, 0.5])
     assert load_head(folder / "poss").config.specialists == 2
 
 

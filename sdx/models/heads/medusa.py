@@ -28,7 +28,7 @@ class Residual(nnx.Module):
         self.bias_D = nnx.Param(jnp.zeros((width,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + jax.nn.silu(multiply(x, self, "weight_DxD") + self.bias_D[...])
+        return x + jax.nn.silu(multiply(x, self, "weight_DxD", apart=True) + self.bias_D[...])
 
 
 class LMHead(nnx.Module):
@@ -76,5 +76,5 @@ class Medusa(Head):
 
     def logits(self, parts: TargetParts, hidden: jax.Array, step: int = 0) -> jax.Array:
         if not self.config.own_head:
-            return parts.logits(hidden)
+            return parts.logits(hidden, apart=True)
         return multiply(hidden, self.lm_head(step), "weight_DxV")
