@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paper_figs import __main__ as page
-from paper_figs.comparison import Comparison, half_unit, read, tokens
+from paper_figs.comparison import Comparison, Repeat, half_unit, read, tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +54,20 @@ def test_the_page_counts_what_it_is_given():
     assert "| SDSL Table X | b, q | 1 | 2 |" in text and "A remark." in text
 
 
+def test_what_our_own_models_showed_is_counted_nowhere():
+    table = Comparison("sdsl_x", "SDSL Table X: y", "1 %")
+    table.add("a", "q", "1.0", 1.0)
+    repeat = Repeat("sdsl_small_scale", "SDSL, section 4", "Two small models.")
+    for holds in (True, False, None):
+        repeat.add("alpha falls", "-0.0067", "-0.01", holds)
+    text = page.fidelity([table, repeat])
+    assert "**1 cells: 1 reproduced" in text and "0 figures drawn" in text
+    own = text[text.index("### Repeated at small scale") :]
+    assert "Two small models." in own and own.count("| alpha falls | -0.0067 | -0.01 |") == 3
+    for verdict in ("| holds |", "| does not hold |", "| open |"):
+        assert verdict in own
+
+
 def test_every_script_of_a_paper_is_on_the_committed_page():
     text = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     for title in page.PAPERS.values():
@@ -79,3 +93,5 @@ def test_sdsl_table_5_by_its_own_script(tmp_path, monkeypatch):
     assert len(table.cells) == 2 * len(read("sdsl_table_5_optimal_draft.csv")) == 78
     assert table.counts() == {"reproduced": 73, "predicted": 0, "explained": 5, "neither": 0}
     assert (tmp_path / "sdsl_table_5.csv").is_file() and (tmp_path / "sdsl_table_5.pdf").is_file()
+    points = (tmp_path / "sdsl_table_5.points.csv").read_text().splitlines()
+    assert points[0] == "panel,series,x,y" and len(points) == 1 + 2 * 39
