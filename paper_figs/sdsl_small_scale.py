@@ -117,7 +117,7 @@ def claims(table: Repeat, r: dict) -> None:
 
 
 def draw(r: dict) -> None:
-    figure, axes = panels(1, 2, width=8.4, height=3.6)
+    figure, axes = panels(1, 2, width=9.6, height=3.6)
     a, b, c = r["plane"]["coefficients"]
     targets = sorted({p["target"] for p in r["pairs"]}, key=lambda t: r["sizes"][t])
     for i, target in enumerate(targets):
@@ -149,7 +149,12 @@ def draw_latency(axis, r: dict) -> None:
     )
     for i, gamma in enumerate(lookaheads):
         values = [1e3 / r["speed"][name][gamma]["tokens_per_second"] for name in order]
-        axis.plot(sizes, values, **series(i) | {"linewidth": 1}, label=f"{gamma} drafts")
+        axis.plot(
+            sizes,
+            values,
+            **series(i) | {"linewidth": 1},
+            label=f"{gamma} draft{'s' * (gamma != '1')}",
+        )
     centre = np.array([1e3 / best[name][1]["tokens_per_second"] for name in order])
     slow = np.array([1e3 / best[name][1]["low"] for name in order])
     quick = np.array([1e3 / best[name][1]["high"] for name in order])
@@ -161,7 +166,7 @@ def draw_latency(axis, r: dict) -> None:
     axis.set_title("latency, largest target, batch 1 (95 % at the best)")
     axis.set_xticks(sizes, [f"{s:.2f}" for s in sizes])
     axis.minorticks_off()
-    axis.legend(fontsize=7, ncols=2)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 if __name__ == "__main__":
