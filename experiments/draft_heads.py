@@ -4,8 +4,10 @@
     python -m experiments.draft_heads --stage train --minutes 2     (goes on where it stopped)
 
 Stages: `data` (the target's continuations and features, once), `costs` (step times of target and
-heads), `train` (every arm and seed), `decode` (tokens per round and per second of the runtime),
-`report` (head law, figures, JSON). A stage skips what is in `--work` already.
+heads), `train` (every arm and seed), `further` (EAGLE, HASS, PosS and KOALA from the pair's
+trained head instead of half-trained ones: where the papers' methods start), `decode` (tokens per
+round and per second of the runtime), `report` (head law, figures, JSON). A stage skips what is in
+`--work` already.
 Expect: heads that unroll (HASS, PosS, EAGLE-3) hold pos-acc at later positions where EAGLE, trained
 on the target's features only, falls; all against the distilled small draft. What the papers claim
 and what is seen here stands in docs/draft-heads.md.
@@ -85,6 +87,12 @@ ARMS = (
     *(Arm(f"KOALA K={k}", koala(k), f"EAGLE K={k}") for k in (2, 3)),
 )
 FORKED = {arm.fork for arm in ARMS}
+TRAINED = "trained"
+LATER = tuple(
+    Arm(f"{TRAINED} {arm.name}", arm.plan, TRAINED)
+    for arm in ARMS
+    if arm.name in ("EAGLE", "HASS", "PosS-1", "PosS-2", "PosS-3", "KOALA K=1")
+)
 SAME_NETWORK = {  # arms whose network is another arm's, with other weights
     "HASS": "EAGLE",
     "EAGLE-3 TV": "EAGLE-3",
@@ -92,6 +100,8 @@ SAME_NETWORK = {  # arms whose network is another arm's, with other weights
     "KOALA K=1": "EAGLE",
     "KOALA K=2": "EAGLE K=2",
     "KOALA K=3": "EAGLE K=3",
+    **{f"{TRAINED} {name}": "EAGLE" for name in ("EAGLE", "HASS", "KOALA K=1")},
+    **{f"{TRAINED} PosS-{n}": f"PosS-{n}" for n in (1, 2, 3)},
 }
 
 
@@ -99,10 +109,12 @@ SAME_NETWORK = {  # arms whose network is another arm's, with other weights
 class Settings:
     """What is run."""
 
-    stage: Literal["all", "data", "costs", "train", "decode", "report"] = "all"
+    stage: Literal["all", "data", "costs", "train", "further", "decode", "report"] = "all"
     minutes: float = float("inf")
     """Stop before the next arm after so long; a later call goes on."""
     updates: int = 100
+    further: int = 80
+    """Updates of the arms that go on from the pair's trained head."""
     sequences: int = 1024
     """Training sequences of 128 tokens, 32 of them a prompt."""
     held_out: int = 48
@@ -194,9 +206,13 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
     folder = settings.work / "heads"
     half = settings.updates // 2
     key = jax.random.key(seed)
-    start = load_head(folder / f"{arm.fork}-half-{seed}", forms=PLAIN) if arm.fork else None
+    given = settings.pair / "head" if arm.fork == TRAINED else folder / f"{arm.fork}-half-{seed}"
+    start = load_head(given, forms=PLAIN) if arm.fork else None
     head = arm.plan.first_head(target.config, teacher.parts, key, start)
-    if arm.fork:
+    rate = 1e-3 if arm.fork == TRAINED else 3e-3
+    if arm.fork == TRAINED:
+        schedule, skipped = Schedule(steps=settings.further, warmup_steps=5, decay=0.8), 0
+    elif arm.fork:
         schedule, skipped = Schedule(steps=settings.updates - half, warmup_steps=5, decay=0.8), half
     else:
         schedule, skipped = Schedule(steps=settings.updates, warmup_steps=10), 0
@@ -205,7 +221,7 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
     loss = arm.plan.loss(weights_of(arm, seed, settings))
     trainer = head_trainer(
         head, teacher, loss, lambda step, progress: stream(step + skipped, progress), schedule,
-        rates=Rates(matrix=0.0, rest=3e-3), adversarial=arm.plan.adversarial, key=key,
+        rates=Rates(matrix=0.0, rest=rate), adversarial=arm.plan.adversarial, key=key,
     )  # fmt: skip
     trainer.fit(stop_step=1)
     compiled = trainer.progress.seconds
@@ -232,14 +248,14 @@ def train_one(arm: Arm, seed: int, settings: Settings, target, teacher, features
     }
 
 
-def train(settings: Settings) -> bool:
+def train(settings: Settings, arms: tuple[Arm, ...]) -> bool:
     """All arms and seeds, seed by seed; True when everything is there."""
     path = settings.work / "trained.jsonl"
     known = {(line["arm"], line["seed"]) for line in lines_of(path)}
-    left = [(s, a) for s in range(settings.seeds) for a in ARMS if (a.name, s) not in known]
+    left = [(s, a) for s in range(settings.seeds) for a in arms if (a.name, s) not in known]
     target, _ = load_model(settings.pair / "target", forms=PLAIN)
     teacher, features = teacher_of(target), Features(settings.work / TRAIN)
-    total = settings.seeds * len(ARMS)
+    total = settings.seeds * len(arms)
     for place, (seed, arm) in enumerate(left):
         if not in_time(settings):
             return False
@@ -354,7 +370,9 @@ def main(settings: Settings) -> None:
         data(settings)
     if want("costs"):
         costs(settings)
-    if want("train") and not train(settings):
+    if want("train") and not train(settings, ARMS):
+        return
+    if want("further") and not train(settings, LATER):
         return
     if want("decode"):
         if not decode(settings):

@@ -26,7 +26,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 DEPTHS = (1, 2, 3)  # lookaheads whose tokens per second were measured
-UNROLLED = {"HASS": 0.0, "PosS-1": 1.0, "PosS-2": 2.0, "PosS-3": 3.0}  # n, 0: one layer for all
+# n, 0: one layer for all; those that went on from the trained head
+UNROLLED = {"trained HASS": 0.0, "trained PosS-1": 1.0, "trained PosS-2": 2.0}
+UNROLLED["trained PosS-3"] = 3.0
 LAYERED = {"EAGLE": (1, 0), "EAGLE K=2": (2, 0), "EAGLE K=3": (3, 0)}
 LAYERED |= {f"KOALA K={k}": (k, 1) for k in (1, 2, 3)}
 
@@ -85,13 +87,18 @@ def compared(trained: list[dict]) -> dict[str, dict[str, list[float]]]:
         ("EAGLE K=3", "EAGLE"), ("KOALA K=1", "EAGLE"), ("KOALA K=2", "EAGLE K=2"),
         ("KOALA K=3", "EAGLE K=3"), ("Medusa K=2", "Medusa K=1"), ("Medusa K=3", "Medusa K=1"),
         ("EAGLE-3 TV", "EAGLE-3"), ("EAGLE-3 throughput", "EAGLE-3"),
+        ("EAGLE-3 throughput", "EAGLE-3 TV"),
+        *((f"trained {a}", "trained EAGLE") for a in ("HASS", "PosS-1", "PosS-2", "PosS-3")),
+        *((f"trained PosS-{n}", "trained HASS") for n in (1, 2, 3)),
+        ("trained KOALA K=1", "trained EAGLE"),
     ]  # fmt: skip
     measures = {
         "tau, T = 0": lambda line: 1 + sum(line["survival"]["0"]),
         "tau, T = 1": lambda line: 1 + sum(line["survival"]["1"]),
         "pos-acc 1, T = 0": lambda line: line["hazards"]["0"][0],
         "pos-acc 4, T = 0": lambda line: line["hazards"]["0"][3],
-        "survival to 4, T = 0": lambda line: line["survival"]["0"][3],
+        "pos-acc 4, T = 1": lambda line: line["hazards"]["1"][3],
+        "pos-acc 8, T = 1": lambda line: (line["hazards"]["1"] + 8 * [float("nan")])[7],
     }
     return {
         f"{a} - {b}": {
@@ -179,22 +186,82 @@ def head_law(trained: list[dict], costs: StepCosts, speed: dict) -> dict[str, An
     }
 
 
+# ---------------------------------------------------------------------------- tables
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Mean and half the 95 % interval."""
+    half = (values[2] - values[1]) / 2
+    return f"{values[0]:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
+
+
+def fastest(speed: dict, name: str) -> tuple[float, int]:
+    """The best measured tokens per second of a draft and its lookahead."""
+    found = [(speed[f"{name}, {d}"]["tokens_per_second"], d) for d in DEPTHS]
+    return max(found)
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """What docs/draft-heads.md shows, as Markdown."""
+    speed, costs = result["tokens_per_second"], result["step_seconds"]
+    plain = speed["autoregression, 0"]["tokens_per_second"]
+    lines = [
+        "| head | MB | τ chain, T = 0 | T = 1 | τ static tree, T = 0 | T = 1 "
+        "| τ dynamic tree, T = 0 | T = 1 | draft step, ms | tokens/s (lookahead) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    keys = [f"{p}, T = {t}" for p in ("chain", "static tree", "dynamic tree") for t in (0, 1)]
+    rows = dict(result["arms"])
+    for arm in ("draft_small", *rows):
+        known = rows.get(arm) or result["draft_small"]
+        taus = [known["tau_decoded"][key] for key in keys]
+        cells = [f"{tau:.2f}" if isinstance(tau, float) else spread(tau) for tau in taus]
+        rate, lookahead = fastest(speed, arm)
+        size = f"{known['bytes_bfloat16'] / 1e6:.1f}" if arm in rows else "0.9"
+        step = f"{1e3 * costs['step'][arm]:.3f}"
+        cells = [arm, size, *cells, step, f"{rate:.0f} ({lookahead}), ×{rate / plain:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"autoregression: {plain:.0f} tokens/s", ""]
+    for t in ("0", "1"):
+        lines += [
+            f"| pos-acc, T = {t} | " + " | ".join(map(str, range(1, 9))) + " |",
+            "|---" * 9 + "|",
+        ]
+        for arm, known in rows.items():
+            cells = [spread(value) for value in known["pos_acc"][t]]
+            lines.append(f"| {arm} | " + " | ".join([*cells, *[""] * (8 - len(cells))]) + " |")
+        lines.append("")
+    lines += ["| difference | " + " | ".join(next(iter(result["compared"].values()))) + " |"]
+    lines += ["|---" * (1 + len(next(iter(result["compared"].values())))) + "|"]
+    for pair, values in result["compared"].items():
+        cells = [
+            f"{v[0]:+.3f} [{v[1]:+.3f}, {v[2]:+.3f}]" + (" *" if v[1] > 0 or v[2] < 0 else "")
+            for v in values.values()
+        ]
+        lines.append(f"| {pair} | " + " | ".join(cells) + " |")
+    return lines
+
+
 # ---------------------------------------------------------------------------- figures
 
 
 def figure_positions(arms: dict[str, Any], path) -> None:
     """pos-acc against position, T = 0 and 1, with intervals over seeds."""
     shown = ("EAGLE", "HASS", "PosS-1", "PosS-2", "PosS-3", "EAGLE-3", "EAGLE K=3", "Medusa K=1")
-    fig, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", sharey=True)
-    for ax, t in zip(axes, ("0", "1"), strict=True):
+    later = tuple(arm for arm in arms if arm.startswith("trained "))
+    fig, axes = plt.subplots(2, 2, figsize=(9.6, 6.6), layout="constrained", sharey=True)
+    panels = [(t, names) for names in (shown, later) for t in ("0", "1")]
+    for ax, (t, shown) in zip(axes.flat, panels, strict=True):
         for place, arm in enumerate(a for a in shown if a in arms):
             rows = np.asarray(arms[arm]["pos_acc"][t])
             x = np.arange(1, len(rows) + 1) + 0.05 * (place - 3)
             half = np.nan_to_num(rows[:, 2] - rows[:, 0])
             ax.errorbar(x, rows[:, 0], half, marker="o", ms=3, lw=1, capsize=2, label=arm)
-        ax.set(title=f"T = {t}", xlabel="position", ylim=(0, 1))
-    axes[0].set_ylabel("pos-acc (chain, held-out)")
-    axes[1].legend(fontsize=7, ncols=2)
+        start = "from a trained head" if shown is later else "from random weights"
+        ax.set(title=f"T = {t}, {start}", xlabel="position", ylim=(0, 1))
+        ax.legend(fontsize=6, ncols=2, loc="lower left")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("pos-acc (chain, held-out)")
     fig.savefig(path, dpi=150)
     plt.close(fig)
 
@@ -252,4 +319,6 @@ def report(settings) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
     figure_positions(arms, settings.results / "draft_heads_positions.png")
     figure_tau(arms, small, settings.results / "draft_heads_tau.png")
+    print("\n".join(tables(result)))
+    print(json.dumps(result["head_law"], indent=1))
     say(f"{path} and two figures")
