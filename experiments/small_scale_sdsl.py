@@ -60,6 +60,7 @@ CONFIGS = {
 DRAFTS = tuple(name for name in CONFIGS if name.startswith("draft"))
 LOOKAHEADS = (1, 2, 3, 5, 7, 9)
 SAMPLING = Sampling(temperature=1.0)
+TOKENS = 2048  # of an update
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,10 +68,8 @@ class Args:
     """How much training, which part, where."""
 
     stage: Literal["all", "models", "latency", "report"] = "all"
-    target_updates: int = 250
-    """Of 4096 tokens each."""
-    draft_updates: int = 600
-    """Of 2048 tokens each: the same D for the whole family, as in the paper."""
+    updates: int = 600
+    """Of 2048 tokens each, for every model but the largest target: one D for the whole family."""
     prompts: int = 48
     new_tokens: int = 96
     seed: int = 0
@@ -81,25 +80,22 @@ class Args:
 
 def trained(name: str, args: Args, stream: np.ndarray) -> tuple[Llama, int]:
     """The model (trained now, or found in `work`) and the tokens it was trained on."""
-    target = name.startswith("target")
-    tokens = 4096 if target else 2048
-    updates = args.target_updates if target else args.draft_updates
     trainer = Trainer(
         Llama(CONFIGS[name], jax.random.key(args.seed)),
         language_model_loss,
-        corpus.lengthening_batches(stream, tokens, (256, 512), 0.75, args.seed),
-        Schedule(steps=updates),
+        corpus.lengthening_batches(stream, TOKENS, (256, 512), 0.75, args.seed),
+        Schedule(steps=args.updates),
         folder=args.work / "checkpoints" / name,
     )
     trainer.resume()
 
     def report(trainer: Trainer) -> None:
         now = trainer.progress
-        say(f"{name} update {now.step} of {updates}, {now.seconds:.0f} s, {now.loss:.3f}")
+        say(f"{name} update {now.step} of {args.updates}, {now.seconds:.0f} s, {now.loss:.3f}")
 
     done = trainer.fit(report)
     save_model(args.work / name, trainer.model)
-    return load_model(args.work / name)[0], done.step * tokens
+    return load_model(args.work / name)[0], done.step * TOKENS
 
 
 def tokens_per_round(target, draft, prompts, lookahead: int, args: Args) -> float:

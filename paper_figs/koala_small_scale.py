@@ -42,7 +42,7 @@ def heads() -> dict:
 
 def with_interval(values) -> str:
     mean, low, high = values
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" if np.isfinite(low) else f"{mean:+.3f}"
 
 
 def above_zero(values) -> bool | None:

@@ -144,17 +144,10 @@ def draw_latency(axis, r: dict) -> None:
     for (key, label), shade in zip(COSTS.items(), ("#bbbbbb", "#e4e4e4"), strict=True):
         axis.axvspan(r[key]["low"] / 1e6, r[key]["high"] / 1e6, color=shade, label=label)
         axis.axvline(r[key]["N"] / 1e6, color="#777777", linewidth=1)
-    lookaheads = sorted(
-        next(iter(r["speed"].values() if False else [r["speed"][order[0]]])), key=int
-    )
-    for i, gamma in enumerate(lookaheads):
+    for i, gamma in enumerate(sorted(r["speed"][order[0]], key=int)):
         values = [1e3 / r["speed"][name][gamma]["tokens_per_second"] for name in order]
-        axis.plot(
-            sizes,
-            values,
-            **series(i) | {"linewidth": 1},
-            label=f"{gamma} draft{'s' * (gamma != '1')}",
-        )
+        label = "1 draft" if gamma == "1" else f"{gamma} drafts"
+        axis.plot(sizes, values, **series(i) | {"linewidth": 1}, label=label)
     centre = np.array([1e3 / best[name][1]["tokens_per_second"] for name in order])
     slow = np.array([1e3 / best[name][1]["low"] for name in order])
     quick = np.array([1e3 / best[name][1]["high"] for name in order])
