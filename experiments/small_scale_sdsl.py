@@ -70,7 +70,7 @@ class Args:
     stage: Literal["all", "models", "latency", "report"] = "all"
     updates: int = 600
     """Of 2048 tokens each, for every model but the largest target: one D for the whole family."""
-    prompts: int = 48
+    prompts: int = 24
     new_tokens: int = 96
     seed: int = 0
     pair: Path = Path("experiments/small_pair")
@@ -199,6 +199,7 @@ def acceptance(models, losses, prompts, args: Args) -> list[dict]:
         pair = {
             "target": target,
             "draft": draft,
+            "prompts": len(prompts),
             "tokens_per_round": tar,
             "target_perplexity": float(np.exp(losses[target])),
             "draft_perplexity": float(np.exp(losses[draft])),

@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 
 from paper_figs.comparison import Comparison, finish, read
 from paper_figs.fpga_model import V80, autoregressive, law_and_roofline
+from paper_figs.style import pairs_of_bars, panels, save
 
 WIDTHS, RANKS, CONTEXT = (4, 16, 16, 16, 16), 16, 1024.0
 X = np.arange(1.0, sum(WIDTHS) + 2.0)
@@ -113,6 +114,14 @@ def run() -> list[Comparison]:
         name, best = r["method"], speed.argmax()
         table.add(name, "best length", printed, X[best], absolute=1, kind="predicted")
         table.add(name, "tokens/s", r["tokens_per_s"], speed[best], relative=0.03, kind="predicted")
+    rates = [c for c in table.cells if c.quantity == "tokens/s"]
+    lengths = {c.row: f"{c.paper:.0f} / {c.ours:.0f}" for c in table.cells if c not in rates}
+    figure, axis = panels(width=4.8, height=3.2)
+    names = [f"{c.row.replace('tree_', '')}\n{lengths.get(c.row, '')}" for c in rates]
+    pairs_of_bars(axis, names, [c.paper for c in rates], [c.ours for c in rates])
+    axis.set(ylabel="tokens per second", xlabel="tree, best length: paper / ours", ylim=(0, 110))
+    axis.legend(loc="upper left", ncols=2)
+    save(figure, "fpga_table_3")
     return finish(table)
 
 

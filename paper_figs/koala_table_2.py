@@ -9,6 +9,7 @@ gain over the base head scales with (base length - 1). Expected: all six within 
 from __future__ import annotations
 
 from paper_figs.comparison import Comparison, finish, read
+from paper_figs.style import pairs_of_bars, panels, save
 
 COLUMNS = {"with_adversarial": "+AL", "with_2_layers": " x2", "with_3_layers": " x3"}
 
@@ -32,6 +33,13 @@ def run() -> list[Comparison]:
             gain = (greedy[family + suffix] - 1) / (greedy[family] - 1)
             ours = 1 + (base - 1) * gain
             table.add(family, column, r[column], ours, relative=0.04, kind="predicted")
+    figure, axis = panels(width=5.6, height=3.0)
+    names = {"with_adversarial": "adversary", "with_2_layers": "K = 2", "with_3_layers": "K = 3"}
+    labels = [f"{c.row}\n{names[c.quantity]}" for c in table.cells]
+    pairs_of_bars(axis, labels, [c.paper for c in table.cells], [c.ours for c in table.cells])
+    axis.set(ylabel="mean length, T = 1", ylim=(0, 4.4))
+    axis.legend(ncols=2, loc="upper left")
+    save(figure, "koala_table_2")
     return finish(table)
 
 

@@ -58,7 +58,7 @@ def run() -> list[Repeat]:
         )
     axes[1].plot([0, 1], [0, 1], color="#888888", linewidth=1)
     axes[0].set(xlabel="acceptance rate of one token", ylabel="share of positions")
-    axes[1].set(xlabel="confidence of the draft", ylabel="accepted (greedy)", ylim=(0, 1))
+    axes[1].set(xlabel="confidence of the draft", ylabel="accepted (greedy)", ylim=(0, 1.03))
     axes[0].legend()
     save(figure, "multilevel_figure_acceptance")
     return finish(table)

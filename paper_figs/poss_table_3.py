@@ -103,31 +103,34 @@ def run() -> list[Comparison]:
             f"Best depth: {sum(s >= 1 for s in shares)} of {len(shares)} rows, the chosen one "
             f"never below {min(shares):.1%} of the row's best."
         )
-        draw(target, rows, fitted, speed_table)
+        draw(target, rows, ("mean_acceptance_length", ours), "length", length_table)
+        draw(target, rows, ("speedup", fitted), "speedup", speed_table)
         tables += [lengths_table, speeds_table]
     return finish(*tables)
 
 
-def draw(target, rows, fitted, number) -> None:
-    """Speedup over depth, printed points and fitted lines, 60 and 80 tokens, T = 0."""
+def draw(target, rows, of_key, quantity, number) -> None:
+    """A printed column over depth (points) and ours (lines), 60 and 80 tokens, T = 0."""
     figure, axes = panels(1, 2, width=7.2, height=3.2, sharey=True)
+    key, ours = of_key
     for axis, nodes in zip(axes, ("60", "80"), strict=True):
         shown = [r for r in rows if (r["temperature"], r["total_tokens"]) == ("0", nodes)]
         for i, method in enumerate(("HASS", "PosS-1", "PosS-2", "PosS-3")):
             mine = [r for r in shown if r["method"] == method]
             depth = [int(r["tree_depth"]) for r in mine]
-            ours = [fitted[rows.index(r)] for r in mine]
-            axis.plot(depth, ours, **series(i, marker=False), label=method)
+            fitted = [ours[rows.index(r)] for r in mine]
+            axis.plot(depth, fitted, **series(i, marker=False), label=method)
             printed = {**PAPER, **series(i, line=False), "mfc": "white", "label": None}
-            axis.plot(depth, [float(r["speedup"]) for r in mine], **printed)
+            axis.plot(depth, [float(r[key]) for r in mine], **printed)
         axis.set(xlabel="tree depth", title=f"{nodes} tokens", xticks=range(6, 10))
-        if any(is_outlier(r) == OUTLIER for r in shown):
+        for r in (r for r in shown if is_outlier(r) == OUTLIER):
+            height = min(ours[rows.index(r)], float(r[key]))
             axis.annotate(
-                "printed length a misprint", (6.05, min(fitted[rows.index(r)] for r in shown)),
-                (6.3, 3.02), fontsize=7, arrowprops={"arrowstyle": "-", "linewidth": 0.6},
+                "printed length a misprint", (6.05, height), (6.3, height + 0.02), fontsize=7,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.6},
             )  # fmt: skip
     axes[0].plot([], [], **(PAPER | {"label": "paper (same marker)"}))
-    axes[0].set_ylabel(f"speedup of {target.split('-Inst')[0]}, T = 0")
+    axes[0].set_ylabel(f"{quantity} of {target.split('-Inst')[0]}, T = 0")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     save(figure, f"poss_table_{number}")
 

@@ -63,6 +63,18 @@ def panels(rows: int = 1, columns: int = 1, width: float = WIDTH, height: float 
     return plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **kwargs)
 
 
+def pairs_of_bars(axis, names, printed, ours) -> None:
+    """Bars of the paper beside ours, one pair a name."""
+    places = np.arange(len(names))
+    for i, (values, label, shade) in enumerate(
+        ((printed, "paper", "#cccccc"), (ours, "ours", "#9db4d6"))
+    ):
+        axis.bar(
+            places + 0.4 * i - 0.2, values, 0.38, color=shade, edgecolor="#111111", label=label
+        )
+    axis.set_xticks(places, names)
+
+
 def drawn_points(figure):
     """(panel, series, x, y) of every line and bar."""
     for panel, axis in enumerate(figure.axes, 1):
