@@ -42,14 +42,14 @@ def run() -> list[Repeat]:
         raise FileNotFoundError("run python -m experiments.small_scale_sdsl first")
     r = json.loads(RESULT.read_text(encoding="utf-8"))
     trained = r["training_tokens"]
-    millions = {n: trained[n] / 1e6 for n in ("target_small", "draft_48", "target_large")}
+    millions = {name: f"{n / 1e6:.1f}" for name, n in trained.items()}
     table = Repeat(
         "sdsl_small_scale",
         "SDSL, section 4 and appendix F",
         f"Three targets of {_sizes(r, 'target')} M, four drafts of {_sizes(r, 'draft')} M "
-        f"parameters, trained on {millions['target_small']:.1f} M (drafts "
-        f"{millions['draft_48']:.1f} M, the largest target {millions['target_large']:.1f} M) "
-        "tokens of Python, TAR at temperature 1; "
+        f"parameters; tokens of Python seen, in millions: drafts {millions['draft_48']}, targets "
+        f"{millions['target_small']}, {millions['target_distilled']} (distilled), "
+        f"{millions['target_large']}; TAR at temperature 1; "
         f"{r['provenance']['device']}, {r['provenance']['cores']} cores.",
     )
     claims(table, r)
