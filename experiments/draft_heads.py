@@ -6,8 +6,8 @@
 Stages: `data` (the target's continuations and features, once), `costs` (step times of target and
 heads), `train` (every arm and seed), `further` (EAGLE, HASS, PosS and KOALA from the pair's
 trained head instead of half-trained ones: where the papers' methods start), `decode` (tokens per
-round and per second of the runtime), `report` (head law, figures, JSON). A stage skips what is in
-`--work` already.
+round of the runtime), `speed` (tokens per second), `report` (head law, figures, JSON). A stage
+skips what is in `--work` already.
 Expect: heads that unroll (HASS, PosS, EAGLE-3) hold pos-acc at later positions where EAGLE, trained
 on the target's features only, falls; all against the distilled small draft. What the papers claim
 and what is seen here stands in docs/draft-heads.md.
@@ -109,7 +109,7 @@ SAME_NETWORK = {  # arms whose network is another arm's, with other weights
 class Settings:
     """What is run."""
 
-    stage: Literal["all", "data", "costs", "train", "further", "decode", "report"] = "all"
+    stage: Literal["all", "data", "costs", "train", "further", "decode", "speed", "report"] = "all"
     minutes: float = float("inf")
     """Stop before the next arm after so long; a later call goes on."""
     updates: int = 100
@@ -331,7 +331,7 @@ def speed(settings: Settings) -> None:
     if path.exists():
         return
     target = as_target(load_model(settings.pair / "target")[0])
-    prompts = prompts_of(settings, 4, offset=500)
+    prompts = prompts_of(settings, 3, offset=500)
     runs: dict[str, tuple] = {"autoregression, 0": (Autoregressive(), None)}
     rows = [r for r in lines_of(settings.work / "trained.jsonl") if r["seed"] == 0]
     drafts = {r["arm"]: load_head(settings.work / "heads" / r["head"]) for r in rows}
@@ -341,7 +341,7 @@ def speed(settings: Settings) -> None:
             runs[f"{name}, {lookahead}"] = (Chain(lookahead=lookahead), draft)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     tokens: dict[str, int] = {}
-    for turn in range(4):  # the first compiles
+    for turn in range(5):  # the first compiles
         for name, (policy, draft) in runs.items():
             found = [
                 generate(target, draft, [p], policy, max_new_tokens=64, stop_ids=())
@@ -374,9 +374,9 @@ def main(settings: Settings) -> None:
         return
     if want("further") and not train(settings, LATER):
         return
-    if want("decode"):
-        if not decode(settings):
-            return
+    if want("decode") and not decode(settings):
+        return
+    if want("speed"):
         speed(settings)
     if want("report"):
         from experiments.draft_heads_report import report

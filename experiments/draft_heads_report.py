@@ -2,7 +2,8 @@
 
     python -m experiments.draft_heads --stage report
 
-Writes experiments/results/draft_heads.json, draft_heads_positions.png and draft_heads_tau.png.
+Writes experiments/results/draft_heads.json, draft_heads.md, draft_heads_positions.png and
+draft_heads_tau.png.
 """
 
 from __future__ import annotations
@@ -319,6 +320,12 @@ def report(settings) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
     figure_positions(arms, settings.results / "draft_heads_positions.png")
     figure_tau(arms, small, settings.results / "draft_heads_tau.png")
-    print("\n".join(tables(result)))
+    text = "\n".join(
+        ["# Draft heads, measured", "", "Written by `python -m experiments.draft_heads`; ± and "
+         "brackets: 95 % over seeds (Student's t), * where zero lies outside.", "",
+         *tables(result)]
+    )  # fmt: skip
+    path.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    print(text)
     print(json.dumps(result["head_law"], indent=1))
-    say(f"{path} and two figures")
+    say(f"{path}, its tables and two figures")

@@ -14,7 +14,13 @@ GUIDES = {
     "README": ROOT / "README.md",
     **{
         name: DOCS / f"{name}.md"
-        for name in ("should-i-speculate", "calibrate-from-vllm", "plan-a-draft", "hardware-model")
+        for name in (
+            "should-i-speculate",
+            "calibrate-from-vllm",
+            "plan-a-draft",
+            "hardware-model",
+            "draft-heads",
+        )  # fmt: skip
     },
 }
 
