@@ -171,9 +171,10 @@ def test_save_without_a_source(tmp_path):
 
 def test_tensor_parallel_reads_the_same_model():
     """Two devices in another process: logits as on one, matrices really split."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, "-c", TENSOR_PARALLEL, str(FIXTURES / "qwen2")],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,8 @@ KILLS = 3
 
 
 def begin(*arguments, devices: int = 1) -> subprocess.Popen:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags += f" --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, str(WORKER), *map(str, arguments)],
         env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parents[2])},
