@@ -312,7 +312,8 @@ def _platt(confidence, accepted):
         z = jnp.exp(free[0]) * x + free[1]
         return jnp.mean(jax.nn.softplus(z) - y * z)
 
-    solver = optimistix.BFGS(rtol=1e-9, atol=1e-12)
+    # Tighter, and the line search can stall on the rounding of the mean; here the gradient is 1e-9.
+    solver = optimistix.BFGS(rtol=1e-5, atol=1e-7)
     data = (jnp.asarray(logit), jnp.asarray(accepted, logit.dtype))
     free = optimistix.minimise(loss, solver, jnp.zeros(2), args=data, max_steps=500).value
     knots = special.expit(np.linspace(logit.min(), logit.max(), 65))
