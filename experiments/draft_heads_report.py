@@ -21,6 +21,7 @@ from scipy.stats import t as student
 
 from experiments.provenance import provenance
 from sdx.calibration.draft_heads import StepCosts
+from sdx.reporting.data import to_data
 from sdx.theory.heads import HeadLaw, fit_rate_law
 
 matplotlib.use("Agg")
@@ -196,10 +197,20 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{values[0]:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
 
 
-def fastest(speed: dict, name: str) -> tuple[float, int]:
-    """The best measured tokens per second of a draft and its lookahead."""
-    found = [(speed[f"{name}, {d}"]["tokens_per_second"], d) for d in DEPTHS]
-    return max(found)
+def difference(values: list[float]) -> str:
+    """A paired difference; without an interval from one seed, nothing where there is none."""
+    mean, low, high = values
+    if not np.isfinite(low):
+        return f"{mean:+.3f}" if np.isfinite(mean) else ""
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")
+
+
+def fastest(speed: dict, name: str) -> tuple[float, int] | None:
+    """The best measured tokens per second of a draft and its lookahead; None if not measured."""
+    found = [
+        (speed[f"{name}, {d}"]["tokens_per_second"], d) for d in DEPTHS if f"{name}, {d}" in speed
+    ]
+    return max(found) if found else None
 
 
 def tables(result: dict[str, Any]) -> list[str]:
@@ -215,14 +226,20 @@ def tables(result: dict[str, Any]) -> list[str]:
     rows = dict(result["arms"])
     for arm in ("draft_small", *rows):
         known = rows.get(arm) or result["draft_small"]
-        taus = [known["tau_decoded"][key] for key in keys]
-        cells = [f"{tau:.2f}" if isinstance(tau, float) else spread(tau) for tau in taus]
-        rate, lookahead = fastest(speed, arm)
+        taus = [known["tau_decoded"].get(key, "") for key in keys]
+        cells = [
+            tau if tau == "" else f"{tau:.2f}" if isinstance(tau, float) else spread(tau)
+            for tau in taus
+        ]
+        best = fastest(speed, arm)
+        rate = f"{best[0]:.0f} ({best[1]}), ×{best[0] / plain:.2f}" if best else ""
         size = f"{known['bytes_bfloat16'] / 1e6:.1f}" if arm in rows else "0.9"
         step = f"{1e3 * costs['step'][arm]:.3f}"
-        cells = [arm, size, *cells, step, f"{rate:.0f} ({lookahead}), ×{rate / plain:.2f}"]
+        cells = [arm, size, *cells, step, rate]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", f"autoregression: {plain:.0f} tokens/s", ""]
+    seeds = {arm: len(known["seeds"]) for arm, known in rows.items()}
+    lines += ["Seeds per arm: " + ", ".join(f"{a} {n}" for a, n in seeds.items()), ""]
     for t in ("0", "1"):
         lines += [
             f"| pos-acc, T = {t} | " + " | ".join(map(str, range(1, 9))) + " |",
@@ -235,10 +252,7 @@ def tables(result: dict[str, Any]) -> list[str]:
     lines += ["| difference | " + " | ".join(next(iter(result["compared"].values()))) + " |"]
     lines += ["|---" * (1 + len(next(iter(result["compared"].values())))) + "|"]
     for pair, values in result["compared"].items():
-        cells = [
-            f"{v[0]:+.3f} [{v[1]:+.3f}, {v[2]:+.3f}]" + (" *" if v[1] > 0 or v[2] < 0 else "")
-            for v in values.values()
-        ]
+        cells = [difference(value) for value in values.values()]
         lines.append(f"| {pair} | " + " | ".join(cells) + " |")
     return lines
 
@@ -279,7 +293,8 @@ def figure_tau(arms: dict[str, Any], small: dict[str, float], path) -> None:
             bars = ax.bar(x, rows[:, 0], 0.25, label=policy)
             half = np.nan_to_num(rows[:, 2] - rows[:, 0])
             ax.errorbar(x, rows[:, 0], half, fmt="none", ecolor="0.2", lw=0.8)
-            ax.axhline(small[key], color=bars[0].get_facecolor(), lw=0.8, ls="--")
+            if key in small:
+                ax.axhline(small[key], color=bars[0].get_facecolor(), lw=0.8, ls="--")
         ax.set(title=f"T = {t} (dashed: the small draft)", ylabel="tokens per round")
         ax.set_ylim(bottom=1)
     axes[0].legend(fontsize=7)
@@ -317,7 +332,7 @@ def report(settings) -> None:
     }
     settings.results.mkdir(parents=True, exist_ok=True)
     path = settings.results / "draft_heads.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(to_data(result), indent=1) + "\n")
     figure_positions(arms, settings.results / "draft_heads_positions.png")
     figure_tau(arms, small, settings.results / "draft_heads_tau.png")
     text = "\n".join(
