@@ -55,7 +55,7 @@ def which_models(r: dict) -> str:
     s = r["settings"]
     return (
         f"Heads on the small target ({s['target']['parameters'] / 1e6:.1f} M parameters, Python "
-        f"text), {s['updates']} updates of {s['sequences']} sequences, {len(s['seeds'])} seeds; "
+        f"text), {s['updates']} updates on {s['sequences']} sequences, {len(s['seeds'])} seeds; "
         "means with 95 % over seeds, chains of held-out text."
     )
 
