@@ -55,8 +55,8 @@ def which_models(r: dict) -> str:
     s = r["settings"]
     return (
         f"Heads on the small target ({s['target']['parameters'] / 1e6:.1f} M parameters, Python "
-        f"text), {s['updates']} updates on {s['sequences']} sequences, {len(s['seeds'])} seeds; "
-        "means with 95 % over seeds, chains of held-out text."
+        f"text), {s['updates']} updates on {s['sequences']} sequences, up to {len(s['seeds'])} "
+        "seeds a head; means with 95 % over seeds (none from one), chains of held-out text."
     )
 
 

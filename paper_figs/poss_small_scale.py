@@ -35,7 +35,9 @@ def start_of(r: dict) -> str:
 
 def run() -> list[Repeat]:
     r = heads()
-    table = Repeat("poss_small_scale", "PosS, Figures 1 and 3, Tables 1 to 5", which_models(r))
+    further = " All went on from one trained EAGLE head." if start_of(r) else ""
+    models = which_models(r) + further
+    table = Repeat("poss_small_scale", "PosS, Figures 1 and 3, Tables 1 to 5", models)
     start = start_of(r)
     for pair, measure, statement, printed in CLAIMS:
         key = " - ".join(start + arm for arm in pair.split(" - "))
