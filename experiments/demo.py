@@ -35,8 +35,8 @@ class Settings(study.Settings):
     """What the demo runs: a shorter predicted_measured."""
 
     prompts: int = 20
-    calibration_prompts: int = 20
-    repeats: int = 3
+    calibration_prompts: int = 40
+    repeats: int = 2
     out: Path = Path("out/demo")
 
 
@@ -108,12 +108,12 @@ def calibration_lines(calibration: study.Calibration) -> list[str]:
         alone, step = (
             float(np.asarray(t.seconds).ravel()[0]) for t in (known.times.table, known.table)
         )
-        alpha, law = known.chains.alpha.alpha, known.chains.law
+        alpha = known.chains.alpha.alpha
         lines.append(
             f"{name}: {1e3 * step:.3f} ms per draft ({1e3 * alone:.3f} alone), "
             f"{1e3 * known.round_overhead_seconds:.3f} ms more per round; "
             f"alpha {alpha.value:.3f} [{alpha.low:.3f}, {alpha.high:.3f}], "
-            f"BetaMixture({float(law.a):.2f}, {float(law.b):.2f})"
+            f"{study.law_text(known.law)}"
         )
     return lines
 

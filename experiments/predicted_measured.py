@@ -36,6 +36,7 @@ from sdx.models.heads import is_head, load_head
 from sdx.records import Autoregressive, Chain, Design, DrafterSpec, Prediction, Workload
 from sdx.reporting.progress import Reporter
 from sdx.search.design import DesignResult, design
+from sdx.theory.acceptance import BetaMixture, PerPosition
 from sdx.theory.costs import draft_architecture
 from sdx.theory.hardware import StepTable
 from sdx.theory.throughput import predict
@@ -110,16 +111,23 @@ def load_pair(settings: Settings) -> Pair:
     )
 
 
+def is_head_name(name: str) -> bool:
+    """Whether a draft of `Pair.drafts` is a head."""
+    return name.endswith("_head")
+
+
 # ------------------------------------------------------------------------------ calibration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftCalibration:
     """What is known of one draft before anything is predicted. `times`: its steps alone; `table`:
-    its step within a round."""
+    its step within a round. `law`: the beta mixture of a model; a head drafts from features of its
+    own making, its hazards fall with the position as no mixture's do, and stand for themselves."""
 
     times: measure.DraftTimes
     chains: ChainFit
+    law: BetaMixture | PerPosition
     table: StepTable
     round_overhead_seconds: float
 
@@ -220,11 +228,12 @@ def calibrate(pair: Pair, settings: Settings, reporter: Reporter) -> Calibration
         drafts[name] = DraftCalibration(
             times=times,
             chains=chains,
+            law=chains.hazards.law if is_head_name(name) else chains.law,
             table=dataclasses.replace(times.table, seconds=times.table.seconds + more),
             round_overhead_seconds=overhead,
         )
     # A head's step is no decoder's: the roofline is fitted to the models.
-    models = [name for name in pair.architectures if not name.endswith("_head")]
+    models = [name for name in pair.architectures if not is_head_name(name)]
     hardware = fit_hardware(
         [pair.architectures[name] for name in models], [tables[name] for name in models]
     )
@@ -249,7 +258,7 @@ def predictions(pair: Pair, calibration: Calibration, settings: Settings):
                 workload,
                 pair.architectures["target"],
                 calibration.target_table,
-                known.chains.law,
+                known.law,
                 pair.architectures[name],
                 draft_hardware=known.table,
                 round_overhead_seconds=known.round_overhead_seconds,
@@ -266,7 +275,7 @@ def designs(pair: Pair, calibration: Calibration, settings: Settings) -> dict[st
             calibration.target_table,
             workload_of(settings),
             draft=pair.architectures[name],
-            acceptance=known.chains.law,
+            acceptance=known.law,
             draft_hardware=known.table,
             round_overhead_seconds=known.round_overhead_seconds,
             max_lookahead=max(LOOKAHEADS),
@@ -413,6 +422,13 @@ def compare(
     }
 
 
+def law_text(law: BetaMixture | PerPosition) -> str:
+    """The law and its numbers, for a person."""
+    if isinstance(law, BetaMixture):
+        return f"BetaMixture({float(law.a):.2f}, {float(law.b):.2f})"
+    return "hazards " + " ".join(f"{float(rate):.2f}" for rate in np.asarray(law.rates))
+
+
 def calibration_as_data(calibration: Calibration) -> dict[str, Any]:
     """Plain data of what was calibrated."""
 
@@ -438,7 +454,7 @@ def calibration_as_data(calibration: Calibration) -> dict[str, Any]:
                 "round_overhead_seconds": known.round_overhead_seconds,
                 "alpha": interval(known.chains.alpha.alpha),
                 "hazards": [interval(h) for h in known.chains.hazards.hazards],
-                "beta_mixture": [float(known.chains.law.a), float(known.chains.law.b)],
+                "law": law_text(known.law),
             }
             for name, known in calibration.drafts.items()
         },
