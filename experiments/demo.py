@@ -3,7 +3,7 @@
     make demo            (python -m experiments.demo [--pair DIR] [--out DIR])
 
 A shorter run of experiments/predicted_measured.py on a trained pair of small models and held-out
-Python text. Expect in under five minutes on two cores: 12 configurations predicted within a median
+Python text. Expect in about five minutes on two cores: 18 configurations predicted within a median
 of 10 %, the designed one among the best, its output identical to autoregression and faster.
 Writes out/demo/: demo.json, hardware.toml, throughput.png, index.html.
 """

@@ -9,7 +9,7 @@ turns, at temperature 0, batch 1.
 Expect: median |predicted / measured - 1| of tokens per second <= 10 %, none above 25 %; the
 designed configuration within 5 % (or the printed noise) of the best measured one; its paired
 speedup over autoregression with a bootstrap interval; every output identical to autoregression.
-Writes experiments/results/predicted_measured.json. About 4 minutes on two cores.
+Writes experiments/results/predicted_measured.json. About 7 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def is_head_name(name: str) -> bool:
 class DraftCalibration:
     """What is known of one draft before anything is predicted. `times`: its steps alone; `table`:
     its step within a round. `law`: the beta mixture of a model; a head drafts from features of its
-    own making, its hazards fall with the position as no mixture's do, and stand for themselves."""
+    own making, which no mixture over contexts describes: its measured hazards stand."""
 
     times: measure.DraftTimes
     chains: ChainFit
