@@ -19,19 +19,21 @@ from pathlib import Path
 
 import jax
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from rich.console import Console
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+from experiments import predicted_measured as study
+from experiments import trained_pair
+from experiments.pair_calibration import Calibration, calibrate, calibration_as_data, law_text
+from sdx.reporting.progress import Reporter
 
-from experiments import predicted_measured as study  # noqa: E402
-from sdx.reporting.progress import Reporter  # noqa: E402
+matplotlib.use("Agg")  # no screen is needed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(study.Settings):
+class Settings(trained_pair.Settings):
     """What the demo runs: a shorter predicted_measured."""
 
     prompts: int = 20
@@ -96,7 +98,7 @@ pre{{overflow-x:auto;background:#f4f4f4;padding:.75rem}}img{{max-width:100%}}</s
 """
 
 
-def calibration_lines(calibration: study.Calibration) -> list[str]:
+def calibration_lines(calibration: Calibration) -> list[str]:
     table, fit = calibration.target_table, calibration.hardware
     steps = zip(np.asarray(table.new_tokens, int), np.asarray(table.seconds)[0, :, 0], strict=True)
     lines = [
@@ -113,7 +115,7 @@ def calibration_lines(calibration: study.Calibration) -> list[str]:
             f"{name}: {1e3 * step:.3f} ms per draft ({1e3 * alone:.3f} alone), "
             f"{1e3 * known.round_overhead_seconds:.3f} ms more per round; "
             f"alpha {alpha.value:.3f} [{alpha.low:.3f}, {alpha.high:.3f}], "
-            f"{study.law_text(known.law)}"
+            f"{law_text(known.law)}"
         )
     return lines
 
@@ -144,8 +146,8 @@ def main() -> None:
         for line in lines:
             console.print(line, highlight=False, soft_wrap=True)
 
-    pair = study.load_pair(settings)
-    calibration = study.calibrate(pair, settings, reporter)
+    pair = trained_pair.load_pair(settings)
+    calibration = calibrate(pair, settings, reporter)
     shown = calibration_lines(calibration)
     show("calibrate and measure", shown)
     found = study.designs(pair, calibration, settings)
@@ -161,7 +163,7 @@ def main() -> None:
     seconds = time.perf_counter() - begun
     data = {
         "settings": json.loads(json.dumps(dataclasses.asdict(settings), default=str)),
-        "calibration": study.calibration_as_data(calibration),
+        "calibration": calibration_as_data(calibration),
         **comparison,
         "seconds": seconds,
         "jax": jax.__version__,
