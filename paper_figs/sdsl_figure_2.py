@@ -22,16 +22,31 @@ DRAFTS = {
     "Qwen1.5": ("qwen1.5-0.5b", "qwen1.5-1.8b", "qwen1.5-4b"),
     "Qwen2.5": ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b"),
 }
+LINE = 0.038  # height of a curve's name, in decades of throughput
+
+
+def name_curves(axis, starts) -> None:
+    """Each curve's target left of its first point (starts: height, name), spread out where curves
+    lie closer than a line of text."""
+    heights = []
+    for height, _ in sorted(starts, reverse=True):
+        heights.append(min(np.log10(height), heights[-1] - LINE if heights else np.inf))
+    for (height, name), place in zip(sorted(starts, reverse=True), heights, strict=True):
+        axis.annotate(
+            name, (1e-2, height), (6.5e-3, 10**place), fontsize=6, ha="right", va="center",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#888888", "shrinkA": 0,
+                        "relpos": (1, 0.5)},
+        )  # fmt: skip
 
 
 def run() -> list[Comparison]:
     rows, best = optima()
-    figure, axes = panels(1, 3, width=9.6, height=4.2, sharey=True)
-    for axis, (family, D) in zip(axes, DRAFT_TOKENS.items(), strict=True):
+    figure, axes = panels(1, 3, width=10.4, height=4.6, sharey=True)
+    for letter, axis, (family, D) in zip("abc", axes, DRAFT_TOKENS.items(), strict=True):
         mine = [i for i, r in enumerate(rows) if r["draft_family"] == family]
         mine.sort(key=lambda i: float(rows[i]["target_params"]))
         used = np.array([float(parameters(load_architecture(d))) for d in DRAFTS[family]])
-        written = 0.0
+        labels = []
         for i, shade in zip(mine, shades(len(mine)), strict=True):
             M, D_target = float(rows[i]["target_params"]), tokens(rows[i]["target_tokens"])
             N = np.geomspace(1e7, 0.97 * M, 240)
@@ -41,19 +56,23 @@ def run() -> list[Comparison]:
             axis.plot(inside / 1e9, at, "k.", markersize=3.5)
             star = float(best.throughput[i])
             axis.plot(best.N[i] / 1e9, star, "*", color=shade, markersize=9, mec="black", mew=0.5)
-            # One label per bundle of curves: targets of one size share theirs.
-            if abs(np.log(star) - written) > 0.12:
-                start = float(sdsl_throughput(1e7, M, D, D_target))
-                axis.text(9e-3, start, f"{M / 1e9:.0f}B", fontsize=7, ha="right", va="center")
-                written = np.log(star)
-        axis.set(xscale="log", yscale="log", xlabel="draft size N (billions)", title=family)
-        axis.set_xlim(3.5e-3, 150)
+            labels.append((float(sdsl_throughput(1e7, M, D, D_target)), rows[i]["target"]))
+        name_curves(axis, labels)
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlabel="draft size N (billions)",
+            title=f"({letter}) {family} drafts",
+        )
+        axis.set_xlim(4e-4, 150)
+        axis.set_xticks([0.01, 0.1, 1, 10, 100], ["0.01", "0.1", "1", "10", "100"])
+        axis.set_xticks([], minor=True)
         axis.plot([], [], "k.", label="drafts used")
         axis.plot([], [], "*", color="white", mec="black", markersize=9, label="N*")
     axes[0].set_ylabel("tokens per FLOP")
     axes[0].legend(loc="lower left", bbox_to_anchor=(0.12, 0.0))
-    save(figure, "sdsl_figure_2")
     title = "SDSL Figure 2: throughput of equation 9 against draft size"
+    save(figure, "sdsl_figure_2", title)
     return finish(Comparison("sdsl_figure_2", title, "drawn"))
 
 

@@ -12,16 +12,35 @@ import numpy as np
 from paper_figs.comparison import Comparison, finish
 from paper_figs.sdsl_table_3 import pairs
 from paper_figs.sdsl_table_4 import KINDS, fits
-from paper_figs.style import panels, save, series
+from paper_figs.style import plt, save, series
 from sdx.theory.scaling import acceptance_of_perplexity
+
+PANELS = {"Qwen1.5-110B": "(a) ", "LLaMa3.1-70B": "(b) "}  # what the paper's figure shows
+
+
+def layout(targets):
+    """The paper's two panels large, the other targets' small below; one more for the legend."""
+    small = [t for t in targets if t not in PANELS] + ["legend"]
+    large = [name for name in PANELS for _ in range(3)]
+    mosaic = [large, large, small[:6], small[6:]]
+    figure, axes = plt.subplot_mosaic(mosaic, figsize=(9.6, 7.2), layout="constrained")
+    legend, first = axes.pop("legend"), axes[small[0]]
+    for target, axis in axes.items():
+        axis.set_xticks(range(15, 31, 5))
+        if target not in PANELS:
+            axis.set_ylim(0.5, 0.82)
+        if axis.get_subplotspec().colspan.start and target not in PANELS:
+            axis.sharey(first)
+            axis.tick_params(labelleft=False)
+    return figure, axes, legend
 
 
 def run() -> list[Comparison]:
     rows, found = pairs(), fits()
     targets = list(dict.fromkeys(r["target"] for r in rows))
-    figure, axes = panels(3, 5, width=9.6, height=5.6, sharex=True, sharey=True)
+    figure, axes, legend = layout(targets)
     x = np.linspace(12, 30.5, 80)
-    for axis, target in zip(axes.flat, targets, strict=False):
+    for target, axis in axes.items():
         mine = [r for r in rows if r["target"] == target]
         for family, face in (("OPT", "#111111"), ("Qwen", "white")):
             points = [r for r in mine if r["draft"].startswith(family)]
@@ -39,16 +58,13 @@ def run() -> list[Comparison]:
             law = found[target, name].law
             style = series(i + 1, marker=False) | {"linewidth": 1.1}
             axis.plot(x, acceptance_of_perplexity(law, x, np.ones_like(x)), label=name, **style)
-        axis.set_title(target)
-    for axis in axes.flat[len(targets) :]:
-        axis.set_axis_off()
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="lower right", bbox_to_anchor=(0.93, 0.12))
-    legend.set_in_layout(False)  # it stands on the empty panels
+        axis.set_title(PANELS.get(target, "") + target)
+    legend.set_axis_off()
+    legend.legend(*next(iter(axes.values())).get_legend_handles_labels(), loc="center")
     figure.supxlabel("draft perplexity", fontsize=9)
     figure.supylabel(r"acceptance rate $\alpha$", fontsize=9)
-    save(figure, "sdsl_figure_3")
     title = "SDSL Figure 3: alpha against draft perplexity"
+    save(figure, "sdsl_figure_3", f"{title}, (a) and (b); Table 4's other targets below")
     return finish(Comparison("sdsl_figure_3", title, "drawn"))
 
 

@@ -17,8 +17,12 @@ from sdx.theory.transformers import load_architecture, parameters
 
 def run() -> list[Comparison]:
     rows = read("sdsl_table_6_latency_opt13b.csv")
-    names = ("time to first token", "total time", "time per token")
-    figure, axes = panels(1, 3, width=9.6, height=3.0)
+    names = (
+        "(a) time to first token, TTFT",
+        "(b) total time of 250 tokens, TTOT",
+        "(c) time per output token, TPOT",
+    )
+    figure, axes = panels(1, 3, width=9.6, height=3.2)
     for axis, key, name in zip(axes, ("ttft", "ttot", "tpot"), names, strict=True):
         for i, (family, tokens) in enumerate(DRAFT_TOKENS.items()):
             best = float(optimal_draft_size(M, tokens, D_TARGET).N)
@@ -26,12 +30,13 @@ def run() -> list[Comparison]:
             x = [abs(float(parameters(load_architecture(r["draft"]))) - best) / M for r in mine]
             y = [float(r[f"{key}_s"]) for r in mine]
             margin = [float(r[f"{key}_moe"]) for r in mine]
-            axis.errorbar(x, y, margin, capsize=3, label=family, **series(i))
-        axis.axvline(0, color="#888888", linestyle="--", linewidth=1)
-        axis.set(xlabel=r"$|N - N^*| / M$", ylabel=f"{name} (s)", ylim=(0, None))
-    axes[0].legend(loc="lower right")
-    save(figure, "sdsl_figure_4")
+            style = series(i) | {"mfc": "white"}
+            axis.errorbar(x, y, margin, capsize=3, label=f"paper, {family} drafts", **style)
+        axis.axvline(0, color="#888888", linestyle="--", linewidth=1, label="N = N* (ours)")
+        axis.set(xlabel=r"$|N - N^*| / M$", ylabel="seconds", ylim=(0, None), title=name)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     title = "SDSL Figure 4: measured latency over computed distance from N*"
+    save(figure, "sdsl_figure_4", f"{title}, OPT-13B")
     return finish(Comparison("sdsl_figure_4", title, "drawn"))
 
 

@@ -48,13 +48,13 @@ def run() -> list[Comparison]:
             normal.plot(x / unit, 1e3 * ratio, **style)
         for axis, quantity in ((raw, "N* (millions)"), (normal, "1000 N* / M")):
             axis.set(xscale="log", xlabel=f"{name} {words}", ylabel=quantity, ylim=(0, None))
-            axis.set_title(f"({next(letters)})", loc="left")
+            axis.set_title(f"({next(letters)}) {quantity.split(' (')[0]} over {name}")
             if unit == 1e9:
                 axis.set_xticks([13, 25, 50, 110], ["13", "25", "50", "110"])
                 axis.minorticks_off()
         raw.legend(fontsize=7, ncols=2)
-    save(figure, "sdsl_figure_5")
     title = "SDSL Figure 5: the optimal draft over M, D and D'"
+    save(figure, "sdsl_figure_5", title)
     return finish(Comparison("sdsl_figure_5", title, "drawn"))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from paper_figs.comparison import Comparison, as_numpy, finish, read
-from paper_figs.style import panels, save, series
+from paper_figs.style import pairs_of_intervals, panels, save, series
 from sdx.theory.scaling import LawFit, fit_perplexity_law
 
 
@@ -57,13 +57,15 @@ def run() -> list[Comparison]:
         if r["table"] == "3":
             for quantity, number in ours[r["parameter"]].items():
                 table.add(r["parameter"], quantity, r[quantity], number)
-    draw(rows, value)
+    draw(table, rows, value)
     return finish(table)
 
 
-def draw(rows, coefficients) -> None:
-    """Residuals of the plane: what an affine law leaves unexplained."""
-    figure, axis = panels(height=3.2)
+def draw(table, rows, coefficients) -> None:
+    """The coefficients, and what an affine law leaves unexplained."""
+    figure, axes = panels(1, 4, width=9.6, height=3.4, width_ratios=(1, 1, 1, 3.2))
+    pairs_of_intervals(axes[:3], table.cells)
+    axis = axes[3]
     a, b, c = coefficients
     for i, (family, match) in enumerate((("OPT", "OPT"), ("Qwen", "Qwen"))):
         mine = [r for r in rows if r["draft"].startswith(match)]
@@ -76,10 +78,16 @@ def draw(rows, coefficients) -> None:
             label=f"{family} drafts",
         )
     ends = [0.52, 0.80]
-    axis.plot(ends, ends, color="#888888", linewidth=1)
+    axis.plot(ends, ends, color="#888888", linewidth=1, label="on the plane")
     axis.set(xlabel=r"fitted $\alpha = Ax + By + C$", ylabel=r"measured $\alpha$")
+    axis.set_title(f"$R^2$: paper {_printed(table, 'R2')}")
     axis.legend()
-    save(figure, "sdsl_table_3")
+    save(figure, "sdsl_table_3", table.title)
+
+
+def _printed(table, name) -> str:
+    cell = next(c for c in table.cells if c.row == name)
+    return f"{cell.paper:g}, ours {cell.ours:.4g}"
 
 
 if __name__ == "__main__":

@@ -58,32 +58,39 @@ def run() -> list[Comparison]:
         "Tables 1 and 2",
         ["The margins are Student-t with n - 2 degrees of freedom, which the paper does not say."],
     )
-    found, errors = fits(), []
+    found = fits()
     for r in read("sdsl_table_4_alpha_vs_draft_perplexity.csv"):
         fit = found[r["target"], r["function"]]
         for quantity, number in printed_form(r["function"], fit).items():
             row, unit = f"{r['target']} {r['function']}", 2 * half_unit(r[quantity])
             table.add(row, quantity, r[quantity], number, absolute=unit)
-        errors.append((r["function"], float(fit.mean_squared_error) ** 0.5, r["target"]))
     close = sum(abs(c.difference) <= c.tolerance / 2 for c in table.cells)
     table.remarks.append(
         f"{close} of {len(table.cells)} cells within half a unit of the last digit."
     )
-    draw(errors)
+    draw(table)
     return finish(table)
 
 
-def draw(errors) -> None:
-    """Root mean squared error of the three laws per target: none of them wins everywhere."""
-    figure, axis = panels(height=3.2)
-    targets = list(dict.fromkeys(t for _, _, t in errors))
-    for i, name in enumerate(KINDS):
-        heights = [e for n, e, _ in errors if n == name]
-        axis.plot(range(len(targets)), heights, **series(i, line=False), label=name)
-    axis.set_xticks(range(len(targets)), targets, rotation=40, ha="right")
-    axis.set(ylabel=r"root mean squared error of $\alpha$", ylim=(0, None))
-    axis.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    save(figure, "sdsl_table_4")
+def draw(table) -> None:
+    """Error and R^2 of the three laws per target: none of them wins everywhere."""
+    targets = list(dict.fromkeys(c.row.rsplit(" ", 1)[0] for c in table.cells))
+    columns = {"mse": (1e4, r"MSE of $\alpha$ ($10^{-4}$)"), "r2": (1, r"$R^2$")}
+    figure, axes = panels(2, 1, width=8.4, height=5.2, sharex=True)
+    for axis, (quantity, (unit, words)) in zip(axes, columns.items(), strict=True):
+        for i, name in enumerate(KINDS):
+            mine = [c for c in table.cells if c.quantity == quantity and c.row.endswith(name)]
+            at = np.arange(len(targets)) + 0.22 * (i - 1)
+            style = series(i, line=False)
+            paper = style | {"mfc": "white", "markersize": 7}
+            axis.plot(at, [unit * c.paper for c in mine], **paper, label=f"paper, {name}")
+            ours = style | {"markersize": 2.5}
+            axis.plot(at, [unit * c.ours for c in mine], **ours, label=f"ours, {name}")
+        axis.set_ylabel(words)
+    axes[0].set_ylim(0, None)
+    axes[1].set_xticks(range(len(targets)), targets, rotation=30, ha="right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save(figure, "sdsl_table_4", table.title)
 
 
 if __name__ == "__main__":

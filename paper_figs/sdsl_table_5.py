@@ -61,26 +61,30 @@ def run() -> list[Comparison]:
             kind = "explained"
         printed = r["throughput_tokens_per_flop"]
         table.add(row, "tokens/FLOP", printed, ours.throughput[i], kind=kind)
-    draw(rows, ours)
+    draw(table.title, rows, ours)
     return finish(table)
 
 
-def draw(rows, ours) -> None:
-    figure, axis = panels(height=3.4)
-    for i, family in enumerate(("OPT", "Qwen1.5", "Qwen2.5")):
-        keep = [j for j, r in enumerate(rows) if r["draft_family"] == family]
-        keep.sort(key=lambda j: float(rows[j]["target_params"]))
-        M = np.array([float(rows[j]["target_params"]) for j in keep]) / 1e9
-        printed = np.array([float(rows[j]["optimal_draft_params"]) for j in keep])
-        axis.plot(
-            M, np.asarray(ours.N)[keep] / 1e6, **series(i, marker=False), label=f"ours, {family}"
-        )
-        style = series(i, line=False) | {"mfc": "white"}
-        axis.plot(M, printed / 1e6, **style, label=f"paper, {family}")
-    axis.set(xlabel="target size M (billions)", ylabel="optimal draft size N* (millions)")
-    axis.legend(ncols=3, loc="upper left")
-    axis.set_ylim(80, 500)
-    save(figure, "sdsl_table_5")
+def draw(title, rows, ours) -> None:
+    figure, axes = panels(1, 2, width=9.6, height=3.8)
+    columns = (
+        ("optimal_draft_params", ours.N, 1e-6, "optimal draft size N* (millions)"),
+        ("throughput_tokens_per_flop", ours.throughput, 1, "tokens per FLOP"),
+    )
+    for axis, (key, values, unit, words) in zip(axes, columns, strict=True):
+        for i, family in enumerate(("OPT", "Qwen1.5", "Qwen2.5")):
+            keep = [j for j, r in enumerate(rows) if r["draft_family"] == family]
+            keep.sort(key=lambda j: float(rows[j]["target_params"]))
+            M = np.array([float(rows[j]["target_params"]) for j in keep]) / 1e9
+            printed = np.array([float(rows[j][key]) for j in keep])
+            lines = series(i, marker=False)
+            axis.plot(M, unit * np.asarray(values)[keep], **lines, label=f"ours, {family} drafts")
+            style = series(i, line=False) | {"mfc": "white"}
+            axis.plot(M, unit * printed, **style, label=f"paper, {family} drafts")
+        axis.set(xlabel="target size M (billions)", ylabel=words)
+    axes[1].set_yscale("log")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save(figure, "sdsl_table_5", title)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 
 from paper_figs.comparison import Comparison, finish, read
 from paper_figs.sdsl_grid import hc3_regression, optima
-from paper_figs.style import COLOURS, panels, save
+from paper_figs.style import COLOURS, pairs_of_intervals, panels, save
 
 
 def regression():
@@ -56,13 +56,20 @@ def run() -> list[Comparison]:
         ):
             table.add(name, quantity, r[quantity], number, **slack)
         table.add(name, "moe95", r["moe95"], margin, relative=0.01)
-    figure, axis = panels(height=3.2)
-    axis.plot(1e3 * (matrix @ beta), 1e3 * ratio, ".", color=COLOURS[1], markersize=4)
-    ends = [1e3 * ratio.min(), 1e3 * ratio.max()]
-    axis.plot(ends, ends, color="#888888", linewidth=1)
-    axis.set(xlabel=r"fitted $10^3\,N^*/M$", ylabel=r"optimal $10^3\,N^*/M$")
-    save(figure, "sdsl_table_8")
+    draw(table, 1e3 * (matrix @ beta), 1e3 * ratio)
     return finish(table)
+
+
+def draw(table, fitted, ratio) -> None:
+    figure, axes = panels(1, 5, width=10.8, height=3.4, width_ratios=(1, 1, 1, 1, 2.8))
+    pairs_of_intervals(axes[:4], table.cells)
+    axis = axes[4]
+    axis.plot(fitted, ratio, ".", color=COLOURS[1], markersize=4, label="288 optima (ours)")
+    ends = [ratio.min(), ratio.max()]
+    axis.plot(ends, ends, color="#888888", linewidth=1, label="on the regression")
+    axis.set(xlabel=r"fitted $10^3\,N^*/M$", ylabel=r"optimal $10^3\,N^*/M$")
+    axis.legend()
+    save(figure, "sdsl_table_8", table.title)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 
 from paper_figs.comparison import Comparison, finish, read
 from paper_figs.sdsl_grid import hc3_regression, optima
-from paper_figs.style import COLOURS, panels, save
+from paper_figs.style import COLOURS, pairs_of_intervals, panels, save
 
 
 def run() -> list[Comparison]:
@@ -41,15 +41,23 @@ def run() -> list[Comparison]:
             ("ci_high", value + margin),
         ):
             table.add(name, quantity, r[quantity], number, relative=0.01)
-    figure, axis = panels(height=3.2)
-    axis.plot(M / 1e9, N / 1e6, ".", color=COLOURS[1], markersize=4, label="288 optima")
+    draw(table, M, N, beta)
+    return finish(table)
+
+
+def draw(table, M, N, beta) -> None:
+    figure, axes = panels(1, 3, width=8.4, height=3.4, width_ratios=(1, 1, 3.2))
+    pairs_of_intervals(axes[:2], table.cells)
+    axis = axes[2]
+    axis.plot(M / 1e9, N / 1e6, ".", color=COLOURS[1], markersize=4, label="288 optima (ours)")
     line = np.array([13e9, 110e9])
     axis.plot(line / 1e9, (beta[0] * line + beta[1]) / 1e6, color="#111111", label="ours")
-    axis.plot(line / 1e9, (2.71e-3 * line + 87.1e6) / 1e6, "--", color="#e0a030", label="paper")
+    paper = [c.paper for c in table.cells if c.quantity == "estimate"]
+    rule = (paper[0] * line + paper[1]) / 1e6
+    axis.plot(line / 1e9, rule, "--", color="#e0a030", label="paper (on ours)")
     axis.set(xlabel="target size M (billions)", ylabel="optimal draft size N* (millions)")
     axis.legend()
-    save(figure, "sdsl_table_9")
-    return finish(table)
+    save(figure, "sdsl_table_9", table.title)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""One look for every figure: legible in greyscale, at column width, without a title inside.
+"""One look for every figure: legible in greyscale, at column width, its paper and number above.
 
-Series differ in lightness, marker and dash, never in hue alone. `save` writes PNG, PDF and the
-drawn points.
+Series differ in lightness, marker and dash, never in hue alone. The paper's numbers are open (white
+markers, white bars), ours are filled or lines. `save` writes PNG, PDF and the drawn points.
 """
 
 from __future__ import annotations
 
 import csv
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -22,6 +23,15 @@ COLOURS = ("#111111", "#1f4e9c", "#b5452c", "#2a9d8f", "#e0a030")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 PAPER = dict(color="#111111", marker="o", mfc="white", linestyle="none", label="paper")
+PAPER_BAR = dict(color="white", edgecolor="#111111")
+OURS_BAR = dict(color="#5b7db5", edgecolor="#111111")
+PAPERS = {
+    "sdsl": "SDSL",
+    "multilevel": "Multi-level",
+    "fpga": "FPGA",
+    "koala": "KOALA",
+    "poss": "PosS",
+}
 WIDTH, HEIGHT = 6.4, 4.0  # inches
 
 plt.rcParams.update(
@@ -66,13 +76,38 @@ def panels(rows: int = 1, columns: int = 1, width: float = WIDTH, height: float 
 def pairs_of_bars(axis, names, printed, ours) -> None:
     """Bars of the paper beside ours, one pair a name."""
     places = np.arange(len(names))
-    for i, (values, label, shade) in enumerate(
-        ((printed, "paper", "#cccccc"), (ours, "ours", "#9db4d6"))
-    ):
-        axis.bar(
-            places + 0.4 * i - 0.2, values, 0.38, color=shade, edgecolor="#111111", label=label
-        )
+    axis.bar(places - 0.2, printed, 0.38, **PAPER_BAR, label="paper")
+    axis.bar(places + 0.2, ours, 0.38, **OURS_BAR, label="ours")
     axis.set_xticks(places, names)
+
+
+def pairs_of_intervals(axes, cells) -> None:
+    """Coefficients of a regression with their 95 % intervals, the paper's beside ours, one panel
+    each. `cells`: a Comparison's; those with an `estimate` and a `moe95` are drawn."""
+    found = {(c.row, c.quantity): c for c in cells}
+    names = [c.row for c in cells if c.quantity == "estimate" and (c.row, "moe95") in found]
+    for axis, name in zip(axes, names, strict=True):
+        centre, half = found[name, "estimate"], found[name, "moe95"]
+        ours = dict(color=COLOURS[1], marker="s", linestyle="none", label="ours")
+        axis.errorbar([0], centre.paper, half.paper, capsize=4, **PAPER)
+        axis.errorbar([1], centre.ours, half.ours, capsize=4, **ours)
+        axis.set(title=_SYMBOLS.get(name, name), xlim=(-0.7, 1.7))
+        axis.set_xticks([0, 1], ["paper", "ours"])
+        axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+
+
+_SYMBOLS = {
+    "mu": r"$\mu$",
+    "M0": "$M_0$",
+    "gamma_D": r"$\gamma$",
+    "gamma_Dprime": r"$\gamma$'",
+}
+
+
+def heading(name: str) -> str:
+    """Of a script's name: "koala_small_scale" -> "KOALA small scale"."""
+    paper, _, rest = name.partition("_")
+    return f"{PAPERS.get(paper, paper)} {rest.replace('_', ' ')}"
 
 
 def drawn_points(figure):
@@ -92,9 +127,12 @@ def drawn_points(figure):
                 yield from ((panel, bars.get_label(), *point) for point in middles)
 
 
-def save(figure, name: str) -> Path:
-    """Writes out/paper_figs/`name`.png, .pdf and .points.csv; closes the figure."""
+def save(figure, name: str, title: str = "") -> Path:
+    """Writes out/paper_figs/`name`.png, .pdf and .points.csv under a title that names the paper and
+    its figure or table; closes the figure."""
     OUT.mkdir(parents=True, exist_ok=True)
+    lines = textwrap.fill(title or heading(name), int(13 * figure.get_figwidth()))
+    figure.suptitle(lines, fontsize=10, fontweight="bold")
     with open(OUT / f"{name}.points.csv", "w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(("panel", "series", "x", "y"))

@@ -94,4 +94,4 @@ def test_sdsl_table_5_by_its_own_script(tmp_path, monkeypatch):
     assert table.counts() == {"reproduced": 73, "predicted": 0, "explained": 5, "neither": 0}
     assert (tmp_path / "sdsl_table_5.csv").is_file() and (tmp_path / "sdsl_table_5.pdf").is_file()
     points = (tmp_path / "sdsl_table_5.points.csv").read_text().splitlines()
-    assert points[0] == "panel,series,x,y" and len(points) == 1 + 2 * 39
+    assert points[0] == "panel,series,x,y" and len(points) == 1 + 4 * 39
