@@ -52,7 +52,7 @@ def run() -> list[Comparison]:
         "",
         [f"At context {CONTEXT} the speedup falls below 1 at {LENGTHS[5:][curve[5:] < 1][0]:.0f}."],
     )
-    figure, axes = panels(1, 2, width=8.4, height=3.2)
+    figure, axes = panels(1, 2, width=9.0, height=3.4)
     (speedup,) = axes[0].plot(LENGTHS[1:], curve[1:], **series(0, marker=False))
     rows = [
         (float(r["verification_length"]), float(r["speedup"]))
@@ -62,21 +62,26 @@ def run() -> list[Comparison]:
     (points,) = axes[0].plot(*zip(*rows, strict=True), **PAPER)
     axes[0].axhline(1, color="#888888", linewidth=1)
     axes[0].set(xlabel="verification length", ylabel="speedup over autoregression", ylim=(0, 3))
-    axes[0].set_title(f"(a) V80, context {CONTEXT}")
+    axes[0].set_title(f"(a) speedup and AAT, V80, context {CONTEXT}")
     right = axes[0].twinx()
     (rising,) = right.plot(LENGTHS[1:], np.asarray(law.aat(LENGTHS[1:])), **series(2, marker=False))
     right.set(ylabel="average accepted tokens (AAT)", ylim=(0, 6))
     right.spines["right"].set_visible(True)
     right.grid(False)
-    names = ["speedup", "speedup, paper", "AAT (right axis)"]
+    names = ["speedup, ours", "speedup, paper (Table I)", "AAT, ours (right axis)"]
     axes[0].legend([speedup, points, rising], names, loc="lower right")
     x, random = random_trees(q)
-    axes[1].plot(x, random, ".", color=COLOURS[0], alpha=0.55, mew=0, label="a random tree")
+    axes[1].plot(x, random, ".", color=COLOURS[0], alpha=0.55, mew=0, label="a random tree (ours)")
     searched = aat["tree_search"][1 : len(X)]
-    axes[1].plot(X[1:], searched, **series(1, marker=False), label="the searched tree")
-    axes[1].set(xlabel="verification length", ylabel="AAT", title="(b) trees of LongSpec's beam")
+    axes[1].plot(X[1:], searched, **series(1, marker=False), label="the searched tree (ours)")
+    axes[1].set(
+        xlabel="verification length",
+        ylabel="average accepted tokens (AAT)",
+        title="(b) AAT of trees of one length, LongSpec",
+    )
     axes[1].legend(loc="lower right")
-    save(figure, "fpga_figure_1")
+    figure.get_layout_engine().set(wspace=0.08)
+    save(figure, "fpga_figure_1", table.title)
     return finish(table)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from paper_figs.comparison import Comparison, finish
 from paper_figs.fpga_model import LENGTHS, V80, law_and_roofline
-from paper_figs.style import panels, save, series
+from paper_figs.fpga_table_1 import ORIGINAL, SLOPE
+from paper_figs.style import OURS_BAR, panels, save, series
 from sdx.theory.architectures import load_architecture
 from sdx.theory.transformers import parameters
 from sdx.theory.verification import effective_performance
@@ -49,12 +50,11 @@ def scaled(roofline, target: str):
     )
 
 
-def best(law, roofline, context) -> tuple[float, float]:
-    """Best verification length and its speedup over autoregression."""
+def speedups(law, roofline, context) -> np.ndarray:
+    """Over autoregression, at every verification length of LENGTHS."""
     verify = np.asarray(roofline.verify_seconds(LENGTHS, context, *V80))
     draft = np.asarray(roofline.draft_seconds(LENGTHS, context, V80[1]))
-    speed = np.asarray(effective_performance(law, LENGTHS, verify, draft))
-    return float(LENGTHS[speed.argmax()]), float(speed.max() * verify[0])
+    return np.asarray(effective_performance(law, LENGTHS, verify, draft)) * verify[0]
 
 
 def run() -> list[Comparison]:
@@ -66,28 +66,54 @@ def run() -> list[Comparison]:
         ["The panels print only their mean; their bars are drawn and were not read off."],
     )
     law, roofline = law_and_roofline()
-    figure, axes = panels(2, 3, width=8.4, height=4.6, sharex=True, sharey=True)
+    figure, axes = panels(2, 3, width=9.6, height=5.4, sharex=True, sharey=True)
     for axis, (panel, (target, printed)) in zip(axes.ravel(), PRINTED.items(), strict=True):
-        lengths, speedups = zip(
-            *(best(law, scaled(roofline, target), c) for c in CONTEXTS), strict=True
-        )
+        curves = np.array([speedups(law, scaled(roofline, target), c) for c in CONTEXTS])
         cause = OTHER_HEAD if panel.startswith("EAGLE") else ""
-        mean = np.mean(speedups)
+        mean = np.mean(curves.max(axis=1))
         table.add(panel, "mean speedup", printed, mean, relative=0.1, kind="predicted", cause=cause)
-        places = np.arange(len(CONTEXTS))
-        axis.bar(places, speedups, color="#9db4d6", edgecolor="#111111", label="ours")
-        axis.axhline(printed, label="paper, mean", **series(2, marker=False))
+        lengths = draw(axis, curves, round(float(law.C + law.B / SLOPE)))
+        axis.axhline(printed, label="paper, mean of the best set", **series(2, marker=False))
         axis.set_title(panel)
-        axis.set_xticks(places, [f"{c / 1024:g}k" if c >= 1024 else str(c) for c in CONTEXTS])
-        for place, length, speedup in zip(places, lengths, speedups, strict=True):
-            axis.text(place, speedup - 0.1, f"{length:.0f}", ha="center", va="top", fontsize=7)
-    axes[0, 0].set(ylabel="speedup (in bars: best length)")
-    axes[1, 0].set(ylabel="speedup (in bars: best length)")
-    axes[1, 1].set(xlabel="context")
-    axes[0, 0].set_ylim(0, 4.4)
-    axes[0, 0].legend(loc="upper left")
-    save(figure, "fpga_figure_4")
+        words = f"mean: paper {printed:.2f}x, ours {mean:.2f}x"
+        axis.text(0.98, 0.97, words, transform=axis.transAxes, ha="right", va="top", fontsize=8)
+    for axis in axes[:, 0]:
+        axis.set(ylabel="speedup (bars)", ylim=(0, 4.8))
+    axes[1, 1].set(xlabel="context length")
+    handles = [
+        bars + lines
+        for bars, lines in zip(
+            axes[0, 0].get_legend_handles_labels(), lengths.get_legend_handles_labels(), strict=True
+        )
+    ]
+    figure.legend(*handles, loc="outside lower center", ncols=5)
+    save(figure, "fpga_figure_4", table.title)
     return finish(table)
+
+
+def draw(axis, curves, naive: int):
+    """Bars of the original, the naive and the best set, the best lengths as a line on an axis at
+    the right, which is returned."""
+    places, best = np.arange(len(CONTEXTS)), curves.argmax(axis=1)
+    sets = (
+        (f"ours, original set ({ORIGINAL:.0f})", curves[:, int(ORIGINAL) - 1], "#f0f0f0"),
+        (f"ours, naive set ({naive})", curves[:, naive - 1], "#b4b4b4"),
+        ("ours, best set", curves[places, best], OURS_BAR["color"]),
+    )
+    for i, (name, heights, shade) in enumerate(sets):
+        at = places + 0.27 * (i - 1)
+        axis.bar(at, heights, 0.26, color=shade, edgecolor="#111111", linewidth=0.7, label=name)
+    axis.set_xticks(places, [f"{c / 1024:g}k" if c >= 1024 else str(c) for c in CONTEXTS])
+    right = axis.twinx()
+    right.plot(places, LENGTHS[best], **series(0), label="ours, best length (right axis)")
+    right.grid(False)
+    right.set_ylim(0, 60)
+    last = axis.get_subplotspec().is_last_col()
+    right.spines["right"].set_visible(last)
+    right.tick_params(right=last, labelright=last)
+    if last:
+        right.set_ylabel("verification length (line)")
+    return right
 
 
 if __name__ == "__main__":

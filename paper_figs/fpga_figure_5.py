@@ -50,7 +50,7 @@ def run() -> list[Comparison | Repeat]:
         "FPGA Figure 5",
         "Best trees of every size under the acceptance by depth and rank of the small pair.",
     )
-    figure, axes = panels(1, 2, width=8.4, height=3.2)
+    figure, axes = panels(1, 2, width=8.4, height=3.6)
     for i, (axis, (name, (aat, few))) in enumerate(zip(axes, curves().items(), strict=True)):
         x = X[: len(aat)]
         law = fit_aat(few.astype(float), aat[few - 1])
@@ -60,13 +60,18 @@ def run() -> list[Comparison | Repeat]:
         else:
             words = "a logarithm through five points gives the whole AAT curve"
             own.add(words, "R² about 0.99", f"R² {fit:.3f}", fit > 0.97)
-        axis.plot(x[1:], aat[1:], **series(0, marker=False), label="complete curve")
-        axis.plot(x[1:], np.asarray(law.aat(x[1:])), **series(2, marker=False), label="law")
-        axis.plot(few, aat[few - 1], "o", color="#111111", label="points it saw")
-        axis.set_title(f"{name} (R² {fit:.3f})")
+        axis.plot(x[1:], aat[1:], **series(0, marker=False), label="complete AAT curve")
+        axis.plot(
+            x[1:],
+            np.asarray(law.aat(x[1:])),
+            **series(2, marker=False),
+            label=r"modelled: $A + B\,\ln(x - C)$",
+        )
+        axis.plot(few, aat[few - 1], "o", color="#111111", label="test points")
+        axis.set_title(f"{name}\n$R^2$ {fit:.3f} (paper: about 0.99)")
         axis.set(xlabel="verification length", ylabel="" if i else "average accepted tokens (AAT)")
-    axes[0].legend()
-    save(figure, "fpga_figure_5")
+    axes[0].legend(loc="lower right")
+    save(figure, "fpga_figure_5", table.title)
     return finish(table, own)
 
 

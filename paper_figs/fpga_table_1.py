@@ -16,6 +16,12 @@ from paper_figs.fpga_model import LENGTHS, V80, autoregressive, law_and_roofline
 from paper_figs.style import panels, save, series
 
 SLOPE, ORIGINAL = 0.02, 69.0  # of AAT per token at the naive length; length of the original set
+NAMES = {  # as the table has them
+    "best": "best set",
+    "naive": "naive set",
+    "original": "ori set",
+    "autoregressive": "AR",
+}
 PLATEAU = "plateau: the printed length reaches {:.1%} of the model's own maximum"
 
 
@@ -52,13 +58,13 @@ def run() -> list[Comparison]:
             best_length(table, name, context, r["verification_length"])
     averages(table)
     naive_lengths(table, rows)
-    draw(rows)
+    draw(table.title, rows)
     return finish(table)
 
 
-def draw(rows) -> None:
+def draw(title, rows) -> None:
     """Tokens per second over the context, the four methods."""
-    figure, axis = panels(height=3.4)
+    figure, axis = panels(width=7.2, height=4.2)
     contexts = sorted({float(r["context_length"]) for r in rows})
     for i, method in enumerate(("best", "naive", "original", "autoregressive")):
         mine = {float(r["context_length"]): r for r in rows if r["method"] == method}
@@ -67,14 +73,16 @@ def draw(rows) -> None:
         else:
             lengths = [float(mine[c]["verification_length"]) for c in contexts]
             ours = [float(speed(*V80, c, x)) for c, x in zip(contexts, lengths, strict=True)]
-        axis.plot(contexts, ours, **series(i, marker=False), label=f"ours, {method}")
+        axis.plot(contexts, ours, **series(i, marker=False), label=f"ours, {NAMES[method]}")
         printed = [float(mine[c]["tokens_per_s"]) for c in contexts]
-        axis.plot(contexts, printed, **series(i, line=False), mfc="white", label=f"paper, {method}")
-    axis.set(xscale="log", xlabel="context", ylabel="tokens per second", ylim=(0, None))
+        axis.plot(
+            contexts, printed, **series(i, line=False), mfc="white", label=f"paper, {NAMES[method]}"
+        )
+    axis.set(xscale="log", xlabel="context length", ylabel="performance (tokens/s)", ylim=(0, None))
     axis.set_xticks(contexts, [f"{c:g}" for c in contexts])
     axis.minorticks_off()
-    axis.legend(ncols=2)
-    save(figure, "fpga_table_1")
+    figure.legend(loc="outside lower center", ncols=4)
+    save(figure, "fpga_table_1", f"{title} (V80)")
 
 
 def averages(table) -> None:

@@ -71,10 +71,10 @@ def run() -> list[Comparison]:
     table.remarks.append(f"Unified length by the geometric mean of the laws: {x[unified]:.0f}.")
     figure, axis = panels(height=3.2)
     pairs_of_bars(axis, *zip(*drawn, strict=True))
-    axis.set(ylabel="speedup at the unified length", ylim=(0, 3.4))
-    axis.set_xlabel("task, best length: paper / ours")
+    axis.set(ylabel="unified speedup", ylim=(0, 3.4))
+    axis.set_xlabel("task; best length (best set): paper / ours")
     axis.legend(ncols=2, loc="upper left")
-    save(figure, "fpga_table_2")
+    save(figure, "fpga_table_2", table.title)
     return finish(table)
 
 

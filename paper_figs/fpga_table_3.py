@@ -116,12 +116,13 @@ def run() -> list[Comparison]:
         table.add(name, "tokens/s", r["tokens_per_s"], speed[best], relative=0.03, kind="predicted")
     rates = [c for c in table.cells if c.quantity == "tokens/s"]
     lengths = {c.row: f"{c.paper:.0f} / {c.ours:.0f}" for c in table.cells if c not in rates}
-    figure, axis = panels(width=4.8, height=3.2)
-    names = [f"{c.row.replace('tree_', '')}\n{lengths.get(c.row, '')}" for c in rates]
+    figure, axis = panels(width=6.0, height=3.4)
+    names = [f"{c.row.replace('_', ' ')}\n{lengths.get(c.row, '')}" for c in rates]
     pairs_of_bars(axis, names, [c.paper for c in rates], [c.ours for c in rates])
-    axis.set(ylabel="tokens per second", xlabel="tree, best length: paper / ours", ylim=(0, 110))
+    axis.set(ylabel="performance (tokens/s)", ylim=(0, 110))
+    axis.set_xlabel("method; best length (best set): paper / ours")
     axis.legend(loc="upper left", ncols=2)
-    save(figure, "fpga_table_3")
+    save(figure, "fpga_table_3", table.title)
     return finish(table)
 
 

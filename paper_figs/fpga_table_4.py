@@ -15,7 +15,7 @@ import numpy as np
 from paper_figs.comparison import Comparison, finish, read
 from paper_figs.fpga_model import LENGTHS, autoregressive, speed
 from paper_figs.fpga_table_1 import best_length
-from paper_figs.style import panels, save
+from paper_figs.style import PAPER, pairs_of_bars, panels, save, series
 
 MEANS = {"U280": "2.13", "VHK158": "2.32", "V80": "2.44", "U250": "2.49"}  # the last row
 
@@ -75,39 +75,47 @@ def run() -> list[Comparison]:
         ours = [c.ours for c in table.cells if c.row.startswith(board) and c.quantity == "speedup"]
         kind = "explained" if board == "V80" else "predicted"
         table.add(board, "mean speedup", printed, np.mean(ours), relative=0.08, kind=kind)
-    draw(rows)
+    draw(table.title, rows)
     return finish(table)
 
 
-def draw(rows) -> None:
-    """Figure 4's idea for the boards: speedup (bars) and best length (line) per context."""
+def draw(title, rows) -> None:
+    """Figure 4's idea for the boards: speedup (bars) and best length (lines) per context."""
     boards = ("U280", "VHK158", "V80", "U250")
-    figure, axes = panels(1, 4, height=2.8, sharey=True)
-    for axis, board in zip(axes, boards, strict=True):
+    figure, axes = panels(2, 4, width=9.6, height=5.2, sharey="row", height_ratios=(3, 2))
+    for above, below, board in zip(*axes, boards, strict=True):
         mine = [r for r in rows if r["board"] == board]
-        places, ours, lengths = np.arange(len(mine)), [], []
-        for r in mine:
-            bandwidth = float(r["bandwidth_gb_per_s"]) * 1e9
-            elements, context = (
-                float(r["pe_rows"]) * float(r["pe_cols"]),
-                float(r["context_length"]),
-            )
-            curve = speed(elements, bandwidth, context, LENGTHS)
-            ours.append(curve.max() / autoregressive(bandwidth, context))
-            lengths.append(LENGTHS[curve.argmax()])
-        printed = [float(r["speedup"]) for r in mine]
-        axis.bar(places - 0.2, printed, 0.4, color="#cccccc", edgecolor="#111111", label="paper")
-        axis.bar(places + 0.2, ours, 0.4, color="#9db4d6", edgecolor="#111111", label="ours")
-        right = axis.twinx()
-        right.plot(places, lengths, color="#111111", marker="o", linewidth=1)
-        right.set_ylim(0, 50)
-        right.grid(False)
-        axis.set(title=board, xlabel="context", xticks=places)
-        axis.set_xticklabels([r["context_length"] for r in mine], rotation=40, fontsize=7)
-    axes[0].set_ylabel("speedup (bars)")
-    right.set_ylabel("best verification length (line)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    save(figure, "fpga_table_4")
+        size, bandwidth = (
+            f"{mine[0]['pe_rows']}x{mine[0]['pe_cols']}",
+            mine[0]["bandwidth_gb_per_s"],
+        )
+        speedups, lengths = optima(mine)
+        contexts, printed = ([r[k] for r in mine] for k in ("context_length", "speedup"))
+        pairs_of_bars(above, contexts, [float(p) for p in printed], speedups)
+        found = [float(r["best_verification_length"]) for r in mine]
+        places = np.arange(len(mine))
+        below.plot(places, lengths, **series(1), label="ours")
+        below.plot(places, found, **PAPER | {"linestyle": ":"})
+        below.set_xticks(places, contexts)
+        below.set(xlabel="context length", xlim=above.get_xlim(), ylim=(0, 55))
+        above.set(title=f"{board}\n{size} PEs, {bandwidth} GB/s", ylim=(0, 3.3))
+    axes[0, 0].set_ylabel("speedup")
+    axes[1, 0].set_ylabel("best set\n(verification length)")
+    axes[0, 0].legend(loc="upper left", ncols=2)
+    axes[1, 0].legend(loc="upper left")
+    save(figure, "fpga_table_4", title)
+
+
+def optima(rows) -> tuple[list[float], list[float]]:
+    """Best speedup and its verification length, of the fit on all boards."""
+    speedups, lengths = [], []
+    for r in rows:
+        bandwidth = float(r["bandwidth_gb_per_s"]) * 1e9
+        elements, context = float(r["pe_rows"]) * float(r["pe_cols"]), float(r["context_length"])
+        curve = speed(elements, bandwidth, context, LENGTHS)
+        speedups.append(curve.max() / autoregressive(bandwidth, context))
+        lengths.append(LENGTHS[curve.argmax()])
+    return speedups, lengths
 
 
 if __name__ == "__main__":

@@ -13,7 +13,18 @@ import numpy as np
 
 from experiments.heads_fit import TARGETS
 from paper_figs.comparison import Comparison, finish
-from paper_figs.koala_speedups import BEYOND, FAMILIES, GAINS, layer_cost, lengths, relative
+from paper_figs.koala_speedups import (
+    BEYOND,
+    FAMILIES,
+    GAINS,
+    PLAIN_SPEEDUP,
+    layer_cost,
+    lengths,
+    plain_level,
+    printed_range,
+    relative,
+    rises,
+)
 from paper_figs.style import panels, save
 
 
@@ -43,7 +54,7 @@ def run() -> list[Comparison]:
         "lengths of Table 1, one cost per layer for all heads",
         [BEYOND],
     )
-    figure, axes = panels(1, 2, width=7.2, height=3.2, sharey=True)
+    figure, axes = panels(1, 2, width=8.4, height=4.0)
     places = np.arange(len(TARGETS))
     for axis, family in zip(axes, FAMILIES, strict=True):
         ours, free = gains(family, y), gains(family, 0.0)
@@ -51,16 +62,22 @@ def run() -> list[Comparison]:
             GAINS[family], ("least", "largest"), (ours.min(), ours.max()), strict=True
         ):
             table.add(f"{family}, {name} of three targets", "gain %", end, value, absolute=1)
-        axis.axhspan(*map(float, GAINS[family]), color="#dddddd", label="paper, range in the text")
-        axis.bar(places, free, 0.6, color="white", edgecolor="#111111", label="ours, layers free")
-        axis.bar(
-            places, ours, 0.6, color="#5b7db5", edgecolor="#111111", label=f"ours, y = {y:.3f}"
-        )
-        axis.set(title=f"{family} KOALA", xticks=places, ylim=(0, 20))
-        axis.set_xticklabels(TARGETS)
-    axes[0].set_ylabel("gain in speed over the plain head, %")
-    axes[1].legend(loc="upper right")
-    save(figure, "koala_figure_4")
+        plain = PLAIN_SPEEDUP[family]
+        ends = (plain * (1 + float(end) / 100) for end in GAINS[family])
+        axis.axhspan(*ends, **printed_range(GAINS[family], " %"))
+        unpaid = dict(color="none", linestyle="--", label="ours, were layers free")
+        rises(axis, places, plain * free / 100, family, **unpaid)
+        rises(axis, places, plain * ours / 100, family, label=f"ours, a layer costs y = {y:.3f}")
+        plain_level(axis, plain, family)
+        names = [f"{t}\nK = {layers_of(t, family)}" for t in TARGETS]
+        axis.set_xticks(places, names)
+        for place, gain in zip(places, ours, strict=True):
+            at = plain * (1 + gain / 100) + 0.005
+            axis.text(place, at, f"+{gain:.1f} %", ha="center", va="bottom", fontsize=7)
+        axis.set(title=f"{family}$^\\bigstar$ over {family}", ylim=(0.98 * plain, 1.25 * plain))
+        axis.legend(loc="upper left")
+    axes[0].set_ylabel("speedup ratio")
+    save(figure, "koala_figure_4", "KOALA Figure 4: speedup ratios of KOALA's heads")
     return finish(table)
 
 

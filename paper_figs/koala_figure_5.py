@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.heads_fit import TARGETS, lengths_by_layers
+from experiments.heads_fit import lengths_by_layers, printed_best
 from paper_figs.comparison import Comparison, finish
 from paper_figs.koala_speedups import (
     BEYOND,
@@ -21,7 +21,7 @@ from paper_figs.koala_speedups import (
     layer_cost,
     relative,
 )
-from paper_figs.style import panels, save, series
+from paper_figs.style import PAPER, panels, save, series
 
 PRINTED = {"Medusa": "0.21", "EAGLE": "0.31"}  # Vicuna-33B, times
 
@@ -31,14 +31,12 @@ def speeds(of_layers: dict[int, float], y: float) -> np.ndarray:
     return np.array([relative(v, of_layers[1], k, y) for k, v in of_layers.items()])
 
 
-def band(axis, of_layers, y, interval, i, label) -> None:
-    """Curve at y, shaded between the ends of the interval of y."""
-    k = list(of_layers)
-    ends = [speeds(of_layers, end) for end in interval]
-    style = series(i)
-    axis.fill_between(k, *ends, color=style["color"], alpha=0.12, linewidth=0)
-    axis.plot(k, speeds(of_layers, y), **style, label=label)
-    axis.set_xticks(k)
+def by_layers(axis, places, of_layers, plain, y, interval, **style) -> None:
+    """Speedup ratios at y, the bars reaching to the ends of the interval of y."""
+    at = plain * speeds(of_layers, y)
+    ends = np.array([plain * speeds(of_layers, end) for end in interval])
+    reach = (at - ends.min(axis=0), ends.max(axis=0) - at)
+    axis.errorbar(places, at, reach, capsize=3, linewidth=1, **style)
 
 
 def run() -> list[Comparison]:
@@ -58,18 +56,44 @@ def run() -> list[Comparison]:
             ),
         ],
     )
-    figure, axes = panels(1, 2, width=7.2, height=3.2, sharey=True)
+    figure, axes = panels(1, 2, width=8.4, height=3.8)
     for axis, family in zip(axes, FAMILIES, strict=True):
-        of = lengths_by_layers(family)
-        for i, target in enumerate(TARGETS):
-            band(axis, of[target], y, interval, i, target)
-        gain = PLAIN_SPEEDUP[family] * (speeds(of["Vicuna-33B"], y).max() - 1)
+        of, plain = lengths_by_layers(family), PLAIN_SPEEDUP[family]
+        gain = plain * (speeds(of["Vicuna-33B"], y).max() - 1)
         table.add(f"{family} Vicuna-33B", "gain of the best K", PRINTED[family], gain)
-        axis.set(title=family, xlabel="layers K")
-        axis.legend(loc="upper left" if family == "Medusa" else "lower left")
-    axes[0].set_ylabel("speed over the one-layer head")
-    save(figure, "koala_figure_5")
+        draw(axis, family, of, y, interval)
+    axes[0].set_ylabel("speedup ratio")
+    words = "ours, y fitted; bars: every y that gives the printed best K"
+    handles, labels = axes[0].get_legend_handles_labels()
+    labels[labels.index("ours")] = words
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    title = "KOALA Figure 5: speedup ratios with K layers (relative to the text's plain heads)"
+    save(figure, "koala_figure_5", title)
     return finish(table)
+
+
+def draw(axis, family, of, y, interval) -> None:
+    """A group of three heads a target, the printed best head's place starred."""
+    plain, names, places = PLAIN_SPEEDUP[family], [], []
+    for i, (target, of_layers) in enumerate(of.items()):
+        at = 4 * i + np.arange(3)
+        by_layers(
+            axis, at, of_layers, plain, y, interval, **series(1), label="ours" if not i else ""
+        )
+        best = printed_best(target, family)
+        top = 1.155 * plain
+        star = dict(marker="*", markersize=9, color="white", mec="#111111", linestyle="none")
+        axis.plot(at[best - 1], top, **star, label="paper, best K" if not i else "")
+        axis.text(at[1], 0.945 * plain, target, ha="center", fontsize=8)
+        names += [f"{family[0]} w/ {k}" for k in of_layers]
+        places += list(at)
+        if target == "Vicuna-33B":
+            printed = plain + float(PRINTED[family])
+            axis.plot(at[best - 1], printed, **PAPER | {"label": "paper, 33B (text's gain)"})
+    axis.axhline(plain, color="#888888", linewidth=0.8)
+    axis.set_xticks(places, names, fontsize=7, rotation=40)
+    axis.set(title=f"{family} (plain: {plain:.2f}x)", ylim=(0.94 * plain, 1.17 * plain))
+    axis.grid(False, axis="x")
 
 
 if __name__ == "__main__":

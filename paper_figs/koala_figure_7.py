@@ -9,13 +9,23 @@ two cells are `koala_table_1`'s). Expected: the signs; the gains half as large.
 
 from __future__ import annotations
 
+import numpy as np
+
 from experiments.heads_fit import lengths_at_1
 from paper_figs.comparison import Comparison, finish, read
-from paper_figs.koala_figure_5 import band
-from paper_figs.koala_speedups import BEYOND, FAMILIES, PLAIN_SPEEDUP, layer_cost, lengths
-from paper_figs.style import panels, save
+from paper_figs.koala_figure_5 import by_layers
+from paper_figs.koala_speedups import (
+    BEYOND,
+    FAMILIES,
+    PLAIN_SPEEDUP,
+    layer_cost,
+    lengths,
+    printed_range,
+)
+from paper_figs.style import panels, save, series
 
 PRINTED = ("0.08", "0.10")
+EFFECT = {"Medusa": "layers help", "EAGLE": "layers hurt"}  # in the text
 
 
 def run() -> list[Comparison]:
@@ -27,28 +37,48 @@ def run() -> list[Comparison]:
         "lengths of Table 2, the plain heads' speedups behind the text's ranges",
         [BEYOND],
     )
-    figure, axes = panels(1, 2, width=7.2, height=3.2)
+    figure, axes = panels(1, 2, width=8.4, height=3.8)
     gains = {}
     rows = {r["base"]: r for r in read("koala_table_2_temperature_1_vicuna7b.csv")}
-    for i, family in enumerate(FAMILIES):
-        band(axes[0], lengths_at_1(family), y, interval, i, family)
+    for axis, family in zip(axes, FAMILIES, strict=True):
         base, with_adversary = (float(rows[family][k]) for k in ("base_length", "with_adversarial"))
         plain = PLAIN_SPEEDUP[family] * base / lengths()["Vicuna-7B", family]
         gains[family] = plain * (with_adversary / base - 1)
+        places = np.array([0, 2, 3])  # K = 1, 2, 3; the adversary's head between
+        style = series(1) | {"linestyle": "none"}
+        by_layers(
+            axis,
+            places,
+            lengths_at_1(family),
+            plain,
+            y,
+            interval,
+            **style,
+            label="ours (bars: all y)",
+        )
+        axis.plot(1, plain + gains[family], **style)
+        ends = [plain + float(end) for end in PRINTED]
+        axis.fill_between([0.6, 1.4], *ends, **printed_range(PRINTED, "x"), linewidth=0)
+        axis.axhline(plain, color="#888888", linewidth=0.8)
+        m = family[0]
+        axis.set_xticks(range(4), [m, f"{m} w/ AL", f"{m} w/ 2", f"{m} w/ 3"])
+        effect = EFFECT[family]
+        axis.annotate(
+            f"paper: {effect}",
+            (2.5, 1.063 * plain),
+            ha="center",
+            va="top",
+            fontsize=8,
+            style="italic",
+        )
+        axis.set(title=f"{family}, T = 1", ylim=(0.94 * plain, 1.07 * plain), xlim=(-0.5, 3.5))
     for name, printed, ours in zip(
         ("least", "largest"), PRINTED, sorted(gains.values()), strict=True
     ):
         table.add(f"{name} of two heads", "gain", printed, ours)
-    axes[0].set(xlabel="layers K", ylabel="speed over the one-layer head", title="layers, T = 1")
-    axes[0].axhline(1, color="#888888", linewidth=0.8)
-    axes[0].legend(loc="lower left")
-    axes[1].axhspan(*map(float, PRINTED), color="#dddddd", label="paper, range in the text")
-    axes[1].bar(
-        list(gains), list(gains.values()), 0.5, color="#5b7db5", edgecolor="#111111", label="ours"
-    )
-    axes[1].set(ylabel="gain in speedup", title="adversary, T = 1", ylim=(0, 0.14))
-    axes[1].legend(loc="upper left")
-    save(figure, "koala_figure_7")
+    axes[0].set_ylabel("speedup ratio")
+    axes[1].legend(loc="lower left")
+    save(figure, "koala_figure_7", "KOALA Figure 7: speedup ratios at T = 1, Vicuna-7B")
     return finish(table)
 
 

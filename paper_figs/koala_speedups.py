@@ -12,6 +12,7 @@ import json
 
 from experiments.heads_fit import RESULT
 from paper_figs.comparison import read
+from paper_figs.style import OURS_BAR
 
 FAMILIES = ("Medusa", "EAGLE")
 # 0.24 / 10.57 % and 0.29 / 12.83 %; 0.35 / 11.55 % and 0.41 / 14.09 %: their means.
@@ -44,3 +45,21 @@ def lengths() -> dict[tuple[str, str], float]:
 def relative(length: float, plain: float, layers: int, y: float) -> float:
     """Speed over the plain one-layer head's."""
     return length / plain * (1 + y) / (1 + y * layers)
+
+
+def printed_range(ends, unit: str) -> dict:
+    """Keywords of the band between the ends of a range that the text prints."""
+    low, high = ends
+    return dict(color="#dddddd", label=f"paper, text: +{low}{unit} to +{high}{unit}")
+
+
+def rises(axis, places, gains, family: str, width: float = 0.6, **style) -> None:
+    """Bars that rise from the plain head's speedup by `gains` (factors)."""
+    plain = PLAIN_SPEEDUP[family]
+    axis.bar(places, gains, width, bottom=plain, **OURS_BAR | style)
+
+
+def plain_level(axis, level: float, family: str) -> None:
+    """The plain head's speedup as the text's ranges give it, for all targets."""
+    words = f"plain {family} (from the text): {level:.2f}x"
+    axis.axhline(level, color="#111111", linewidth=1.2, label=words)

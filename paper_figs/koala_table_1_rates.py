@@ -80,7 +80,7 @@ def run() -> list[Comparison]:
         "0.03",
         "the heads of at most two layers (held-out cells: three layers)",
     )
-    figure, axes = panels(2, 2, height=5.4)
+    figure, axes = panels(2, 2, width=8.0, height=6.6)
     for column, family in zip(axes.T, DEPTH, strict=True):
         rows = rows_of(family)
         ours = fitted_rates(rows)
@@ -101,21 +101,27 @@ def run() -> list[Comparison]:
             f"{shift:.2f} from the 1-layer heads gives all lengths within {worst:.1%}."
         )
         draw(column, family, rows, ours, printed, lengths)
-    save(figure, "koala_table_1_rates")
+    save(figure, "koala_table_1_rates", table.title)
     return finish(table)
 
 
 def draw(axes, family, rows, ours, printed, lengths) -> None:
+    held_out = np.array([r["numbers"]["layers"] == 3 for r in rows])
     for k in POSITIONS:
-        rates = [r["numbers"]["rates"][k - 1] for r in rows]
-        axes[0].plot(rates, ours[:, k - 1], **series(k - 1, line=False), label=rf"$\alpha_{k}$")
-    axes[1].plot(printed, lengths, **series(0, line=False))
-    for axis, quantity in zip(axes, ("acceptance rate", "mean length"), strict=True):
+        rates = np.array([r["numbers"]["rates"][k - 1] for r in rows])
+        style = series(k - 1, line=False)
+        axes[0].plot(rates[~held_out], ours[~held_out, k - 1], **style, label=rf"{k}-$\alpha$")
+        open_style = style | {"mfc": "white", "label": "3 layers (held out)" if k == 3 else ""}
+        axes[0].plot(rates[held_out], ours[held_out, k - 1], **open_style)
+    for i, target in enumerate(TARGETS):
+        mine = np.array([r["target"] == target for r in rows])
+        axes[1].plot(printed[mine], lengths[mine], **series(i, line=False), label=target)
+    titles = (rf"{family}: acceptance rates n-$\alpha$", rf"{family}: acceptance length $\ell$")
+    for axis, title in zip(axes, titles, strict=True):
         ends = axis.get_xlim()
-        axis.plot(ends, ends, color="#888888", linewidth=1)
-        axis.set(xlabel=f"printed {quantity}", ylabel="ours")
-    axes[0].set_title(family)
-    axes[0].legend()
+        axis.plot(ends, ends, color="#888888", linewidth=1, label="ours = paper")
+        axis.set(xlabel="paper", ylabel="ours", title=title)
+        axis.legend()
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ def run() -> list[Comparison]:
             gain = (greedy[family + suffix] - 1) / (greedy[family] - 1)
             ours = 1 + (base - 1) * gain
             table.add(family, column, r[column], ours, relative=0.04, kind="predicted")
-    figure, axis = panels(width=5.6, height=3.0)
-    names = {"with_adversarial": "adversary", "with_2_layers": "K = 2", "with_3_layers": "K = 3"}
+    figure, axis = panels(width=6.4, height=3.0)
+    names = {"with_adversarial": "w/ AL", "with_2_layers": "w/ 2", "with_3_layers": "w/ 3"}
     labels = [f"{c.row}\n{names[c.quantity]}" for c in table.cells]
     pairs_of_bars(axis, labels, [c.paper for c in table.cells], [c.ours for c in table.cells])
-    axis.set(ylabel="mean length, T = 1", ylim=(0, 4.4))
+    axis.set(ylabel=r"average acceptance length $\ell$", ylim=(0, 4.4))
     axis.legend(ncols=2, loc="upper left")
-    save(figure, "koala_table_2")
+    save(figure, "koala_table_2", f"{table.title}, Vicuna-7B")
     return finish(table)
 
 

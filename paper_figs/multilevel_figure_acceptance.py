@@ -33,7 +33,7 @@ def run() -> list[Repeat]:
         "Measured on the small trained pair, held-out text, temperature 1 (rates) and 0 "
         "(acceptance against confidence); the slides draw Llama 3.2 1B to 3B and print no number.",
     )
-    figure, axes = panels(1, 2, width=8.4, height=3.2)
+    figure, axes = panels(1, 2, width=8.4, height=3.6)
     for i, (name, s) in enumerate(result["drafts"].items()):
         label = name.replace("_", " ")
         share = np.array(s["rate_histogram"]) / s["positions"]
@@ -56,11 +56,17 @@ def run() -> list[Repeat]:
             f"{(np.diff(seen) > 0).sum()} of {len(seen) - 1} steps rise",
             bool(np.mean(np.diff(seen) > 0) > 0.75),
         )
-    axes[1].plot([0, 1], [0, 1], color="#888888", linewidth=1)
+    axes[1].plot([0, 1], [0, 1], color="#888888", linewidth=1, label="rate = confidence")
     axes[0].set(xlabel="acceptance rate of one token", ylabel="share of positions")
-    axes[1].set(xlabel="confidence of the draft", ylabel="accepted (greedy)", ylim=(0, 1.03))
-    axes[0].legend()
-    save(figure, "multilevel_figure_acceptance")
+    axes[0].set_title("(a) acceptance rate distribution")
+    axes[1].set_title("(b) acceptance rate against confidence of the token")
+    axes[1].set(
+        xlabel="confidence (from logits)", ylabel="acceptance rate (greedy)", ylim=(0, 1.03)
+    )
+    axes[0].legend(loc="upper left")
+    axes[1].legend(loc="lower right")
+    title = "Multi-level figure: acceptance rate is not constant (the trained pair of this project)"
+    save(figure, "multilevel_figure_acceptance", title)
     return finish(table)
 
 

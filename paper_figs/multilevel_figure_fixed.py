@@ -27,30 +27,41 @@ def surface(alphas, costs) -> tuple[np.ndarray, np.ndarray]:
 def run() -> list[Comparison]:
     alphas, costs = np.linspace(0.02, 0.98, 97), np.geomspace(0.01, 1.0, 81)
     lengths, gains = surface(alphas, costs)
-    figure, axes = panels(1, 2, width=8.4, height=3.4, sharey=True)
+    figure, axes = panels(1, 2, width=9.0, height=3.8, sharey=True)
     levels = (
-        (axes[0], lengths, [-0.5, 0.5, 1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5], "best k"),
-        (axes[1], gains, [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 50], "speedup"),
+        (
+            axes[0],
+            lengths,
+            [-0.5, 0.5, 1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5],
+            "(a) optimal value for k",
+        ),
+        (
+            axes[1],
+            gains,
+            [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 50],
+            "(b) optimal throughput, over the target's",
+        ),
     )
     for axis, values, cuts, title in levels:
         greys = plt.get_cmap("Greys")(np.linspace(0.0, 0.75, len(cuts) - 1))
         shown = np.minimum(values.T, cuts[-1] * 0.999)
         filled = axis.contourf(alphas, costs, shown, cuts, colors=greys)
         lines = axis.contour(
-            alphas, costs, values.T, cuts[1:] if title == "best k" else cuts, colors="black",
+            alphas, costs, values.T, cuts[1:] if values is lengths else cuts, colors="black",
             linewidths=0.5,
         )  # fmt: skip
-        if title == "speedup":
-            axis.clabel(lines, fontsize=7, fmt="%g", colors="black")
-        bar = figure.colorbar(filled, ax=axis)
-        if title == "best k":
+        if values is gains:  # the steeper levels are too narrow for a number
+            axis.clabel(lines, cuts[1:5], fontsize=7, fmt="%g", colors="black")
+        bar = figure.colorbar(filled, ax=axis, format="%g")
+        if values is lengths:
             marks = [0, 1, 2, 3, 4.5, 7, 12.5, 24.5]
             bar.set_ticks(marks, labels=["0", "1", "2", "3", "4-5", "6-8", "9-16", "17-32"])
-        axis.set(yscale="log", xlabel=r"acceptance rate $\alpha$", title=title)
+        axis.set(yscale="log", yticks=[0.01, 0.1, 1], yticklabels=["0.01", "0.1", "1"])
+        axis.set(xlabel=r"acceptance rate $\alpha$", title=title)
         axis.grid(False)
-    axes[0].set_ylabel("cost of the draft / cost of the target")
-    save(figure, "multilevel_figure_fixed")
+    axes[0].set_ylabel("relative cost (draft / target)")
     title = "Multi-level figure: best k and throughput over rate and cost"
+    save(figure, "multilevel_figure_fixed", f"{title} (two models)")
     return finish(Comparison("multilevel_figure_fixed", title, "drawn"))
 
 

@@ -22,9 +22,9 @@ THRESHOLDS = np.geomspace(1e-3, 0.99, 96)
 ALPHAS, COSTS = np.linspace(0.06, 0.94, 23), np.geomspace(0.01, 1.0, 81)
 STEPS = 160
 PANELS = (
-    ("best threshold p", [1e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]),
-    ("speedup", [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 50]),
-    ("over the best fixed k", [1, 1.01, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.15]),
+    ("(a) optimal threshold p", [1e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]),
+    ("(b) optimal throughput, over the target's", [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 50]),
+    ("(c) over the best fixed k", [1, 1.01, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.15]),
 )
 
 
@@ -52,21 +52,21 @@ def optima() -> tuple[np.ndarray, np.ndarray]:
 def run() -> list[Comparison]:
     thresholds, gains = optima()
     over_fixed = gains / surface(ALPHAS, COSTS)[1]
-    figure, axes = panels(1, 3, width=10.8, height=3.4, sharey=True)
+    figure, axes = panels(1, 3, width=10.8, height=3.8, sharey=True)
     for axis, values, (title, cuts) in zip(
         axes, (thresholds, gains, over_fixed), PANELS, strict=True
     ):
         greys = plt.get_cmap("Greys")(np.linspace(0.0, 0.75, len(cuts) - 1))
-        if title == "best threshold p":
+        if values is thresholds:
             greys = greys[::-1]
         shown = np.clip(values.T, cuts[0], cuts[-1] * 0.9999)
         filled = axis.contourf(ALPHAS, COSTS, shown, cuts, colors=greys)
         axis.contour(ALPHAS, COSTS, shown, cuts[1:-1], colors="black", linewidths=0.5)
         figure.colorbar(filled, ax=axis, ticks=cuts, format="%g")
-        axis.set(yscale="log", xlabel=r"acceptance rate $\alpha$ (mean confidence)", title=title)
+        axis.set(yscale="log", yticks=[0.01, 0.1, 1], yticklabels=["0.01", "0.1", "1"])
+        axis.set(xlabel=r"acceptance rate $\alpha$ (mean confidence)", title=title)
         axis.grid(False)
-    axes[0].set_ylabel("cost of the draft / cost of the target")
-    save(figure, "multilevel_figure_threshold_plane")
+    axes[0].set_ylabel("relative cost (draft / target)")
     i, j = np.unravel_index(over_fixed.argmax(), over_fixed.shape)
     table = Comparison(
         "multilevel_figure_threshold_plane",
@@ -79,6 +79,7 @@ def run() -> list[Comparison]:
             f"{1 - over_fixed.min():.1%}."
         ],
     )
+    save(figure, "multilevel_figure_threshold_plane", f"{table.title} (two models)")
     return finish(table)
 
 

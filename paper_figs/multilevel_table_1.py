@@ -46,25 +46,25 @@ def run() -> list[Comparison]:
         f"{inside} of {len(found)} lie between the bounds that the triangle inequality sets. Where "
         "the product fails it is too small: drafts and targets miss the same hard tokens."
     )
-    draw(found)
+    draw("Multi-level table of acceptance rates: three models at a time", found)
     return finish(table)
 
 
-def draw(found) -> None:
-    figure, axis = panels(width=6.4, height=2.8)
+def draw(title, found) -> None:
+    figure, axis = panels(width=8.0, height=3.4)
     places = np.arange(len(found))[::-1]
     for place, (_, printed, product, (low, high)) in zip(places, found, strict=True):
         axis.plot([low, high], [place, place], color="#999999", linewidth=6, solid_capstyle="butt")
         axis.plot(product, place, "D", color=COLOURS[1])
         axis.plot(printed, place, "o", color="#111111", mfc="white")
     axis.plot([], [], "o", color="#111111", mfc="white", label="paper")
-    axis.plot([], [], "D", color=COLOURS[1], label="product over the model between")
+    axis.plot([], [], "D", color=COLOURS[1], label="ours, product over the model between")
     axis.plot([], [], color="#999999", linewidth=6, label="allowed by the other two rates")
-    labels = [name.replace("Llama-", "").replace(" over ", "\nover ") for name, *_ in found]
+    labels = [name.replace(" over ", "\nover ") for name, *_ in found]
     axis.set_yticks(places, labels)
     axis.set(xlabel="acceptance rate", xlim=(0, 1), ylim=(-0.6, len(found) - 0.4))
-    figure.legend(loc="outside upper center", ncols=3)
-    save(figure, "multilevel_table_1")
+    figure.legend(loc="outside lower center", ncols=3)
+    save(figure, "multilevel_table_1", title)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import itertools
 import numpy as np
 
 from paper_figs.comparison import Comparison, finish, read
-from paper_figs.style import panels, save, series
+from paper_figs.style import COLOURS, PAPER, panels, save, series
 from sdx.theory.cascades import cascade
 from sdx.theory.hardware import load_hardware, step_seconds
 from sdx.theory.transformers import load_architecture
@@ -108,24 +108,41 @@ def run() -> list[Comparison]:
         f"{costs['Llama-3.2-3B']:.2f} (3B), {costs['Llama-3.2-1B']:.2f} (1B) and "
         f"{costs['SmolLM']:.2f} (SmolLM, 32 thin layers)."
     )
-    draw()
+    draw(table)
     return finish(table)
 
 
-def draw() -> None:
-    figure, axis = panels(height=3.2)
+def draw(table) -> None:
+    figure, axes = panels(1, 2, width=11.0, height=3.8, width_ratios=(1, 1))
+    printed = {c.row: c for c in table.cells if c.quantity.startswith("gain")}
+    best_k = {c.row: c.paper for c in table.cells if c.quantity == "best k"}
     lengths = np.arange(0, 9)
     for i, draft in enumerate(("Llama-3.2-3B", "Llama-3.2-1B", "SmolLM")):
         gains = [gain([draft, TARGET], [float(k)]) for k in lengths]
-        axis.plot(lengths, gains, label=draft, **series(i))
-    shown = ((2, 1.21), (3, 1.48), (2, 1.30))
-    for k, value in shown:
-        axis.plot(k, value, "*", color="white", mec="black", markersize=12)
-    axis.plot([], [], "*", color="white", mec="black", markersize=10, label="printed optimum")
-    axis.axhline(1, color="#888888", linewidth=0.8)
-    axis.set(xlabel="draft length k", ylabel="speedup over the target", ylim=(0.8, 1.6))
-    axis.legend(ncols=2)
-    save(figure, "multilevel_table_2")
+        axes[0].plot(lengths, gains, label=f"ours, {draft}", **series(i))
+        row = f"fixed {draft}>{TARGET}".replace("Llama-", "")
+        star = dict(marker="*", color="white", mec="black", markersize=12, linestyle="none")
+        axes[0].plot(
+            best_k[row], printed[row].paper, **star, label="" if i else "paper, optimum", zorder=5
+        )
+    axes[0].axhline(1, color="#888888", linewidth=0.8)
+    axes[0].set(xlabel="draft length k", ylabel="throughput improvement", ylim=(0.8, 1.6))
+    axes[0].set_title("two models, fixed length")
+    axes[0].legend(loc="upper right")
+    places = np.arange(len(printed))[::-1]
+    for kind, marker in (("fixed", "s"), ("threshold", "|")):
+        mine = [
+            (p, c) for p, c in zip(places, printed.values(), strict=True) if c.row.startswith(kind)
+        ]
+        name = "ours, at the printed k" if kind == "fixed" else "ours, bound of an oracle"
+        style = dict(color=COLOURS[1], marker=marker, linestyle="none", mew=2, markersize=7)
+        axes[1].plot([c.ours for _, c in mine], [p for p, _ in mine], **style, label=name)
+    axes[1].plot([c.paper for c in printed.values()], places, **PAPER)
+    axes[1].set_yticks(places, [name.replace(">", " > ") for name in printed], fontsize=7)
+    axes[1].axvline(1, color="#888888", linewidth=0.8)
+    axes[1].set(xlabel="throughput improvement", title="all rows that the theory answers")
+    axes[1].legend(loc="upper center", bbox_to_anchor=(0.3, -0.15), ncols=3)
+    save(figure, "multilevel_table_2", "Multi-level tables of throughput: two to four models")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from sdx.theory.architectures import load_architecture
 from sdx.theory.transformers import weight_bytes
 
 PRESETS = {"Llama-3-8B-Instruct": "llama-3-8b", "Llama-2-13B-chat": "llama-2-13b"}
-LAYERS = {"EAGLE-2, HASS": 1, "PosS-3": 2, "PosS-2": 3, "PosS-1": 6}
+LAYERS = {"EAGLE-2": 1, "HASS": 1, "PosS-3": 2, "PosS-2": 3, "PosS-1": 6}
 
 
 def specialist_parameters(preset) -> float:
@@ -43,22 +43,22 @@ def run() -> list[Comparison]:
 
 
 def draw() -> None:
-    figure, axis = panels(width=4.8, height=3.2)
+    figure, axis = panels(width=6.4, height=3.6)
     places = np.arange(len(LAYERS))
     for i, (target, preset) in enumerate(PRESETS.items()):
         base = float(weight_bytes(load_architecture(preset))) / 1e9
         each = specialist_parameters(preset) * 2e-9
         at = places + 0.4 * i - 0.2
         shade = ("#cccccc", "#7a7a7a")[i]
-        axis.bar(at, base, 0.38, color=shade, edgecolor="#111111", label=target)
+        axis.bar(at, base, 0.38, color=shade, edgecolor="#111111", label=f"target {target}")
         heads = [n * each for n in LAYERS.values()]
         axis.bar(at, heads, 0.38, bottom=base, color="white", edgecolor="#111111", hatch="////")
     axis.bar(0, 0, color="white", edgecolor="#111111", hatch="////", label="draft layers")
-    axis.set(ylabel="weights, GB (bfloat16)", xticks=places, ylim=(0, 40))
+    axis.set(ylabel="memory of the weights (GB, bfloat16)", xticks=places, ylim=(0, 40))
     names = [f"{name}\n({n} layer{'s' if n > 1 else ''})" for name, n in LAYERS.items()]
-    axis.set_xticklabels(names, fontsize=7)
+    axis.set_xticklabels(names, fontsize=8)
     axis.legend(loc="upper left")
-    save(figure, "poss_figure_4")
+    save(figure, "poss_figure_4", "PosS Figure 4: GPU memory (ours: weights, without caches)")
 
 
 if __name__ == "__main__":

@@ -40,21 +40,26 @@ def run() -> list[Comparison]:
             table.add(
                 name, "speedup", r["speedup"], ours, relative=0.06, kind="predicted", cause=cause
             )
-            points.append((r["dataset"], float(r["speedup"]), ours))
-    draw(points)
+            points.append((r["dataset"], target, float(r["speedup"]), ours))
+    draw(table.title, points)
     return finish(table)
 
 
-def draw(points) -> None:
-    figure, axis = panels(height=3.6, width=4.6)
+def draw(title, points) -> None:
+    figure, axis = panels(height=4.6, width=6.0)
     for i, dataset in enumerate(dict.fromkeys(p[0] for p in points)):
-        mine = [p[1:] for p in points if p[0] == dataset]
-        axis.plot(*zip(*mine, strict=True), **series(i, line=False), label=dataset)
+        for target in DEPTH:
+            mine = [p[2:] for p in points if p[:2] == (dataset, target)]
+            style, large = series(i, line=False), "13B" in target
+            style |= {"mfc": "white", "label": ""} if large else {"label": dataset}
+            axis.plot(*zip(*mine, strict=True), **style)
     ends = [2.2, 4.3]
-    axis.plot(ends, ends, color="#888888", linewidth=1)
-    axis.set(xlabel="printed speedup", ylabel="ours")
+    axis.plot(ends, ends, color="#888888", linewidth=1, label="ours = paper")
+    for face, target in (("#555555", "L3 8B (filled)"), ("white", "L2 13B (open)")):
+        axis.plot([], [], "o", color="#555555", mfc=face, label=target)
+    axis.set(xlabel="speed-up ratio, paper", ylabel="speed-up ratio, ours")
     axis.legend()
-    save(figure, "poss_table_1")
+    save(figure, "poss_table_1", title)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ printed length is a misprint, best depth in 31 of 32 rows.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from experiments.heads_fit import (
@@ -22,7 +24,7 @@ from experiments.heads_fit import (
     poss_rows,
 )
 from paper_figs.comparison import Comparison, finish
-from paper_figs.style import PAPER, panels, save, series
+from paper_figs.style import panels, save, series
 from sdx.theory.heads import fit_length_law, head_length
 
 TARGETS = {"Llama-3-8B-Instruct": ("2", "3"), "Llama-2-13B-chat": ("4", "5")}
@@ -103,36 +105,39 @@ def run() -> list[Comparison]:
             f"Best depth: {sum(s >= 1 for s in shares)} of {len(shares)} rows, the chosen one "
             f"never below {min(shares):.1%} of the row's best."
         )
-        draw(target, rows, ("mean_acceptance_length", ours), "length", length_table)
-        draw(target, rows, ("speedup", fitted), "speedup", speed_table)
+        draw(target, rows, ("mean_acceptance_length", ours), "acceptance length", length_table)
+        draw(target, rows, ("speedup", fitted), "speed-up ratio", speed_table)
         tables += [lengths_table, speeds_table]
     return finish(*tables)
 
 
 def draw(target, rows, of_key, quantity, number) -> None:
-    """A printed column over depth (points) and ours (lines), 60 and 80 tokens, T = 0."""
-    figure, axes = panels(1, 2, width=7.2, height=3.2, sharey=True)
+    """A printed column over depth (markers) and ours (lines), for both temperatures and 60 and 80
+    tokens."""
+    figure, axes = panels(2, 2, width=8.4, height=6.0, sharex=True, sharey="row")
     key, ours = of_key
-    for axis, nodes in zip(axes, ("60", "80"), strict=True):
-        shown = [r for r in rows if (r["temperature"], r["total_tokens"]) == ("0", nodes)]
+    for (t, nodes), axis in zip(itertools.product("01", ("60", "80")), axes.flat, strict=True):
+        shown = [r for r in rows if (r["temperature"], r["total_tokens"]) == (t, nodes)]
         for i, method in enumerate(("HASS", "PosS-1", "PosS-2", "PosS-3")):
             mine = [r for r in shown if r["method"] == method]
             depth = [int(r["tree_depth"]) for r in mine]
             fitted = [ours[rows.index(r)] for r in mine]
-            axis.plot(depth, fitted, **series(i, marker=False), label=method)
-            printed = {**PAPER, **series(i, line=False), "mfc": "white", "label": None}
+            axis.plot(depth, fitted, **series(i, marker=False), label=f"ours, {method}")
+            printed = series(i, line=False) | {"mfc": "white", "label": f"paper, {method}"}
             axis.plot(depth, [float(r[key]) for r in mine], **printed)
-        axis.set(xlabel="tree depth", title=f"{nodes} tokens", xticks=range(6, 10))
+        axis.set(title=f"T = {t}, {nodes} tokens", xticks=range(6, 10))
         for r in (r for r in shown if is_outlier(r) == OUTLIER):
             height = min(ours[rows.index(r)], float(r[key]))
             axis.annotate(
                 "printed length a misprint", (6.05, height), (6.3, height + 0.02), fontsize=7,
                 arrowprops={"arrowstyle": "-", "linewidth": 0.6},
             )  # fmt: skip
-    axes[0].plot([], [], **(PAPER | {"label": "paper (same marker)"}))
-    axes[0].set_ylabel(f"{quantity} of {target.split('-Inst')[0]}, T = 0")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
-    save(figure, f"poss_table_{number}")
+    for axis in axes[1]:
+        axis.set_xlabel("draft depth")
+    for axis in axes[:, 0]:
+        axis.set_ylabel(quantity)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save(figure, f"poss_table_{number}", f"PosS Table {number}: {quantity} of {target}")
 
 
 if __name__ == "__main__":
