@@ -36,7 +36,7 @@ def run() -> list[Comparison]:
         axis.plot([xi, xi], [yi, yi], [ai, a * xi + b * yi + c], color="#999999", linewidth=0.5)
     axis.set(xlabel="draft perplexity x", ylabel="target perplexity y", zlabel=r"$\alpha$")
     axis.view_init(elev=20, azim=-58)
-    axis.legend(loc="upper left", bbox_to_anchor=(0.02, 1.02))
+    axis.legend(loc="upper left", bbox_to_anchor=(0.02, 0.98))
     title = "SDSL Figure 1: alpha plane over the points of Tables 1 and 2"
     save(figure, "sdsl_figure_1", title)
     return finish(Comparison("sdsl_figure_1", title, "drawn"))
