@@ -19,7 +19,7 @@ Legend: B rows, N drafts, M = N + 1, V vocabulary, K children.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,9 +49,8 @@ def chain(
     rows_BxM = _rows(target, B)
     one_B, none_Bx1 = jnp.ones((B,)), jnp.full((B, 1), NONE, jnp.int32)
     if N == 0:
-        token_B, random = _after(
-            stream, random, target, None, rows_BxM[:, 0], None, 0 * one_B, none_Bx1
-        )
+        request = _request(rows_BxM[:, 0], None, one_B, 0 * one_B, none_Bx1)
+        token_B, random = _after(stream, random, target, None, request)
         return jnp.zeros((B,), jnp.int32), token_B, random
     log_p_BxN = target.log_probability(rows_BxM[:, :N], tokens_BxN)
     if rule == "chosen":
@@ -84,9 +83,8 @@ def chain(
         law_B = jnp.take_along_axis(laws_BxR, at_B, axis=1)[:, 0]
         scale_B = jnp.take_along_axis(scale_BxM, accepted_B[:, None], axis=1)[:, 0]
         c_B, weight_B = subtract_B.astype(jnp.float32), jnp.where(subtract_B, scale_B, 1.0)
-    token_B, random = _after(
-        stream, random, target, draft, row_B, law_B, c_B, excluded_Bx1, weight_B
-    )
+    request = _request(row_B, law_B, weight_B, c_B, excluded_Bx1)
+    token_B, random = _after(stream, random, target, draft, request)
     return accepted_B, token_B, random
 
 
@@ -119,6 +117,20 @@ def _block(stream, target, draft, log_ratio_BxN, drafted_B):
     return pi_BxM, jnp.where(live_BxN, happens_BxN, 0.0)
 
 
+class _Walk(NamedTuple):
+    """Where the walks down the trees stand. `c_B`, `excluded_BxK`: of the residual at the current
+    node; `stopped_B` once a node refused all its children."""
+
+    node_B: jax.Array
+    stopped_B: jax.Array
+    c_B: jax.Array
+    excluded_BxK: jax.Array
+    accepted_B: jax.Array
+    path_BxP: jax.Array
+    ranks_BxP: jax.Array
+    random: Any
+
+
 def tree(
     stream: Callable,
     random: Any,
@@ -140,93 +152,102 @@ def tree(
     rows_BxM, b = _rows(target, B), jnp.arange(B)
     laws_BxR = None if draft is None else _rows(draft, B)
 
-    def at(node_B):
-        law_B = None if draft is None else laws_BxR[b, law_M[node_B]]
-        return rows_BxM[b, node_B], law_B
-
-    def sums(rank, tested_B, row_B, law_B, c_B, excluded_BxK):
-        """(S or what is left of p, undrawn q) before the test of this rank."""
-        full = jnp.ones((B,)), jnp.ones((B,))
-        if rank == 0:
-            return full  # nothing refused yet: both are 1
-
-        def streamed():
-            request = _request(row_B, law_B, jnp.ones((B,)), c_B, excluded_BxK)
-            found = stream(target, draft, request)
-            if rule == "without_replacement":
-                # A sum over what is left, never 1 - Q: near Q = 1 the difference has no digits.
-                return found.mass_N, found.undrawn_N
-            return found.mass_N, jnp.ones((B,))
-
-        return jax.lax.cond(tested_B.any(), streamed, lambda: full)
+    def residual(walk):
+        law_B = None if draft is None else laws_BxR[b, law_M[walk.node_B]]
+        row_B = rows_BxM[b, walk.node_B]
+        return _request(row_B, law_B, jnp.ones((B,)), walk.c_B, walk.excluded_BxK)
 
     def descend(depth, walk):
-        node_B, stopped_B, c_B, excluded_BxK, accepted_B, path_BxP, ranks_BxP, random = walk
-        row_B, law_B = at(node_B)
-        next_B, found_B, rank_B = node_B, stopped_B, jnp.zeros((B,), jnp.int32)
-        for rank in range(K):
-            child_B = children_BxMxK[b, node_B, rank]
-            token_B = tokens_BxM[b, child_B]
-            tested_B = (child_B > 0) & live_BxM[b, child_B] & ~found_B
-            mass_B, undrawn_B = sums(rank, tested_B, row_B, law_B, c_B, excluded_BxK)
-            p_B = jnp.exp(target.log_probability(row_B, token_B))
-            refused_before = (excluded_BxK == token_B[:, None]).any(-1)
-            if rule == "chosen":
-                own_B, q_B = p_B, jnp.ones((B,))
-            else:
-                q_B = jnp.exp(draft.log_probability(law_B, token_B))
-                own_B = jnp.maximum(p_B - c_B * q_B, 0.0)
-            sound_B = (mass_B > 0) & (q_B > 0) & (undrawn_B > 0) & ~refused_before
-            ratio_B = own_B * (undrawn_B / jnp.where(sound_B, q_B, 1.0))
-            ratio_B = ratio_B / jnp.where(sound_B, mass_B, 1.0)
-            keep_B = jnp.where(tested_B & sound_B, jnp.minimum(ratio_B, 1.0), 0.0)
-            kept_Bx1, random = random.accept(keep_B[:, None])
-            kept_B = kept_Bx1[:, 0] & tested_B
-            refused_B = tested_B & ~kept_B
-            if rule != "chosen":
-                step_B = mass_B / jnp.where(undrawn_B > 0, undrawn_B, 1.0)
-                c_B = jnp.where(refused_B, c_B + step_B, c_B)
-            refused = jnp.where(refused_B, token_B, excluded_BxK[:, rank])
-            excluded_BxK = excluded_BxK.at[:, rank].set(refused)
-            next_B = jnp.where(kept_B, child_B, next_B)
-            rank_B = jnp.where(kept_B, rank, rank_B)
-            found_B |= kept_B
-        moved_B = found_B & ~stopped_B
-        return (
-            next_B,
-            stopped_B | ~moved_B,
-            jnp.where(moved_B, 0.0, c_B),
-            jnp.where(moved_B[:, None], NONE, excluded_BxK),
-            accepted_B + moved_B,
-            path_BxP.at[:, depth].set(next_B),
-            ranks_BxP.at[:, depth].set(rank_B),
-            random,
+        child_BxK = children_BxMxK[b, walk.node_B]
+        token_BxK, live_BxK = tokens_BxM[b[:, None], child_BxK], live_BxM[b[:, None], child_BxK]
+        live_BxK &= (child_BxK > 0) & ~walk.stopped_B[:, None]
+        moved_B, rank_B, left, random = _first_kept(
+            stream, walk.random, target, draft, residual(walk), token_BxK, live_BxK, rule
+        )
+        node_B = jnp.where(moved_B, child_BxK[b, rank_B], walk.node_B)
+        return _Walk(
+            node_B=node_B,
+            stopped_B=~moved_B,
+            c_B=jnp.where(moved_B, 0.0, left.c_N),
+            excluded_BxK=jnp.where(moved_B[:, None], NONE, left.excluded_NxK),
+            accepted_B=walk.accepted_B + moved_B,
+            path_BxP=walk.path_BxP.at[:, depth].set(node_B),
+            ranks_BxP=walk.ranks_BxP.at[:, depth].set(rank_B),
+            random=random,
         )
 
     zeros_B, zeros_BxP = jnp.zeros((B,), jnp.int32), jnp.zeros((B, height), jnp.int32)
-    walk = (
-        zeros_B,
-        jnp.zeros((B,), bool),
-        jnp.zeros((B,)),
-        jnp.full((B, K), NONE, jnp.int32),
-        zeros_B,
-        zeros_BxP,
-        zeros_BxP,
-        random,
+    walk = _Walk(
+        node_B=zeros_B,
+        stopped_B=jnp.zeros((B,), bool),
+        c_B=jnp.zeros((B,)),
+        excluded_BxK=jnp.full((B, K), NONE, jnp.int32),
+        accepted_B=zeros_B,
+        path_BxP=zeros_BxP,
+        ranks_BxP=zeros_BxP,
+        random=random,
     )
     walk = jax.lax.fori_loop(0, height, descend, walk)
-    node_B, _, c_B, excluded_BxK, accepted_B, path_BxP, ranks_BxP, random = walk
-    row_B, law_B = at(node_B)
-    token_B, random = _after(stream, random, target, draft, row_B, law_B, c_B, excluded_BxK)
-    return accepted_B, path_BxP, ranks_BxP, token_B, random
+    token_B, random = _after(stream, walk.random, target, draft, residual(walk))
+    return walk.accepted_B, walk.path_BxP, walk.ranks_BxP, token_B, random
 
 
-def _after(stream, random, target, draft, row_B, law_B, c_B, excluded_BxK, weight_B=None):
+def _first_kept(stream, random, target, draft, residual, token_BxK, live_BxK, rule):
+    """Tests siblings in order: (whether one was kept, its rank or 0, the residual after those
+    refused, source)."""
+    B, K = token_BxK.shape
+    found_B, rank_B = jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32)
+    for rank in range(K):
+        token_B, tested_B = token_BxK[:, rank], live_BxK[:, rank] & ~found_B
+        mass_B = undrawn_B = jnp.ones((B,))
+        if rank > 0:  # before, nothing is refused yet: both are 1
+            mass_B, undrawn_B = _sums(stream, target, draft, residual, tested_B, rule)
+        keep_B = _keep_probability(target, draft, residual, token_B, mass_B, undrawn_B, rule)
+        kept_Bx1, random = random.accept(jnp.where(tested_B, keep_B, 0.0)[:, None])
+        kept_B = kept_Bx1[:, 0] & tested_B
+        refused_B = tested_B & ~kept_B
+        c_B, excluded_BxK = residual.c_N, residual.excluded_NxK
+        if rule != "chosen":
+            step_B = mass_B / jnp.where(undrawn_B > 0, undrawn_B, 1.0)
+            c_B = jnp.where(refused_B, c_B + step_B, c_B)
+        refused = jnp.where(refused_B, token_B, excluded_BxK[:, rank])
+        residual = residual._replace(c_N=c_B, excluded_NxK=excluded_BxK.at[:, rank].set(refused))
+        rank_B = jnp.where(kept_B, rank, rank_B)
+        found_B |= kept_B
+    return found_B, rank_B, residual, random
+
+
+def _sums(stream, target, draft, residual, tested_B, rule):
+    """(S or what is left of p, undrawn q); streamed only where some row is tested."""
+    one_B = jnp.ones(tested_B.shape)
+
+    def streamed():
+        found = stream(target, draft, residual)
+        # Undrawn: a sum over what is left, never 1 - Q: near Q = 1 the difference has no digits.
+        return found.mass_N, found.undrawn_N if rule == "without_replacement" else one_B
+
+    return jax.lax.cond(tested_B.any(), streamed, lambda: (one_B, one_B))
+
+
+def _keep_probability(target, draft, residual, token_B, mass_B, undrawn_B, rule):
+    """Probability to keep a child; 0 for one that its law cannot have produced."""
+    p_B = jnp.exp(target.log_probability(residual.target_rows_N, token_B))
+    if rule == "chosen":
+        own_B, q_B = p_B, jnp.ones(p_B.shape)
+    else:
+        q_B = jnp.exp(draft.log_probability(residual.draft_rows_N, token_B))
+        own_B = jnp.maximum(p_B - residual.c_N * q_B, 0.0)
+    refused_before = (residual.excluded_NxK == token_B[:, None]).any(-1)
+    sound_B = (mass_B > 0) & (q_B > 0) & (undrawn_B > 0) & ~refused_before
+    ratio_B = own_B * (undrawn_B / jnp.where(sound_B, q_B, 1.0))
+    ratio_B = ratio_B / jnp.where(sound_B, mass_B, 1.0)
+    return jnp.where(sound_B, jnp.minimum(ratio_B, 1.0), 0.0)
+
+
+def _after(stream, random, target, draft, request):
     """A token from the surplus; where it vanishes (rounding), from p without the refused tokens;
     where even that does, the likeliest (an event without probability)."""
-    weight_B = jnp.ones(c_B.shape) if weight_B is None else weight_B
-    request = _request(row_B, law_B, weight_B, c_B, excluded_BxK)
-    best_B = target.best_R[row_B]
+    best_B = target.best_R[request.target_rows_N]
 
     def choose(found, surplus_value, left_value, best_value):
         some, left = found.mass_N > 0, found.left_N > 0
