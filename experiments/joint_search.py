@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.provenance import provenance
-from sdx.search.design import Problem, certify, solve
 from sdx.search.exact import exhaustive, lattice_points
 from sdx.search.problems import (
     Common,
@@ -35,6 +34,7 @@ from sdx.search.problems import (
     tree_profiles,
 )
 from sdx.search.sensitivity import scalars_to_float64
+from sdx.search.solving import Problem, certify, solve
 from sdx.theory.hardware import load_hardware, step_table
 from sdx.theory.scaling import PerplexityLaw, besiroglu, sdsl_plane
 from sdx.theory.transformers import llama_like

@@ -21,8 +21,9 @@ import numpy as np
 
 from experiments.provenance import provenance
 from sdx.records import Workload
-from sdx.search.design import TREE_BUDGETS, TREE_DEPTHS, design
+from sdx.search.design import design
 from sdx.search.exact import score_table
+from sdx.search.posing import TREE_BUDGETS, TREE_DEPTHS
 from sdx.search.problems import (
     Common,
     Kind,
