@@ -99,16 +99,7 @@ def tree_attention(
     b, h, t, d = q_BxHxTxD.shape
     _check(q_BxHxTxD, k_BxKxSxD, v_BxKxSxD, draft_k_BxKxUxD, draft_v_BxKxUxD, lengths_B, window)
     kv_heads, u = draft_k_BxKxUxD.shape[1:3]
-    if tree_bits_BxTxW is None:
-        bits = jnp.asarray(ancestor_bits(range(-1, u - 1))[u - t :])[None]
-    else:
-        bits = jnp.asarray(tree_bits_BxTxW)
-        if bits.shape[1:] != (t, words(u)) or bits.shape[0] not in (1, b):
-            raise ValueError(
-                f"tree bits have shape {bits.shape}, {t} of {u} nodes of {b} sequences need "
-                f"({b} or 1, {t}, {words(u)}): build them with pack_tree_mask or ancestor_bits"
-            )
-    bits = jnp.broadcast_to(bits.astype(jnp.int32), (b, t, words(u)))
+    bits = _mask_bits(tree_bits_BxTxW, b, t, u)
     if window is not None and u != t and draft_depths_BxU is None:
         raise ValueError(f"{t} queries among {u} nodes and a window: give draft_depths_BxU")
     problem = Problem(
@@ -171,6 +162,20 @@ def pack_tree_mask(sees_TxU) -> jax.Array:
     # Distinct powers of two: the sum is the bitwise or.
     packed = (grouped << jnp.arange(32, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
     return lax.bitcast_convert_type(packed, jnp.int32)
+
+
+def _mask_bits(tree_bits_BxTxW, b: int, t: int, u: int):
+    """`[B, T, W]`; of None, the last t nodes of a chain of u."""
+    if tree_bits_BxTxW is None:
+        bits = jnp.asarray(ancestor_bits(range(-1, u - 1))[u - t :])[None]
+    else:
+        bits = jnp.asarray(tree_bits_BxTxW)
+        if bits.shape[1:] != (t, words(u)) or bits.shape[0] not in (1, b):
+            raise ValueError(
+                f"tree bits have shape {bits.shape}, {t} of {u} nodes of {b} sequences need "
+                f"({b} or 1, {t}, {words(u)}): build them with pack_tree_mask or ancestor_bits"
+            )
+    return jnp.broadcast_to(bits.astype(jnp.int32), (b, t, words(u)))
 
 
 def _depths(bits_BxTxW, u: int, draft_depths_BxU):
