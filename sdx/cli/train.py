@@ -271,7 +271,8 @@ class Train(Command):
             save_head(self.out, head, self.dtype)
             text = json_module.dumps(facts, indent=1) + "\n"
             (Path(self.out) / "training.json").write_text(text, encoding="utf-8")
-        return facts, self._lines(facts)
+            return facts, self._lines(facts)
+        return facts, [f"process {self.process} is done; process 0 writes {self.out}"]
 
     def _judge(self, teacher):
         from sdx.training.head_data import GREEDY, Features
