@@ -37,7 +37,16 @@ def heads() -> dict:
     """The study's result; FileNotFoundError with the command if it was not run."""
     if not RESULT.is_file():
         raise FileNotFoundError("run python -m experiments.draft_heads first")
-    return json.loads(RESULT.read_text(encoding="utf-8"))
+    return without_null(json.loads(RESULT.read_text(encoding="utf-8")))
+
+
+def without_null(value):
+    """JSON's null is an interval that one seed cannot give: NaN."""
+    if isinstance(value, dict):
+        return {key: without_null(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [without_null(v) for v in value]
+    return float("nan") if value is None else value
 
 
 def with_interval(values) -> str:
@@ -49,6 +58,11 @@ def above_zero(values) -> bool | None:
     """Whether a difference over seeds is above 0, None if the interval has 0 in it."""
     _, low, high = values
     return True if low > 0 else False if high < 0 else None
+
+
+def below(one, other) -> bool | None:
+    """Whether the first interval lies below the second; None if they overlap or are missing."""
+    return True if one[2] < other[1] else False if one[1] > other[2] else None
 
 
 def which_models(r: dict) -> str:
@@ -79,7 +93,7 @@ def run() -> list[Repeat]:
                 f"{pair}: at T = 1 less",
                 "+0.15",
                 with_interval(of["tau, T = 1"]),
-                of["tau, T = 1"][0] < of["tau, T = 0"][0],
+                below(of["tau, T = 1"], of["tau, T = 0"]),
             )
     law = r["head_law"]["K"]
     mine, truth = law["predicted_best"], law["measured_best"]
@@ -88,7 +102,7 @@ def run() -> list[Repeat]:
         "K = 2 (EAGLE, three targets)",
         f"law: {mine[0]}, {mine[1]} drafts; measured: {truth[0]}, {truth[1]} drafts; the law's "
         f"choice reaches {law['measured_at_predicted_over_best']:.1%} of the best",
-        truth[0] == "EAGLE K=2",
+        truth[0].endswith("K=2"),
     )
     draw(r)
     return finish(table)
