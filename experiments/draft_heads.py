@@ -18,135 +18,44 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import numpy as np
 import tyro
 from tokenizers import Tokenizer
 
-from sdx.calibration.draft_heads import StepCosts, survival_weights, time_heads
-from sdx.decoding.generation import generate
+from experiments.draft_heads_arms import (
+    ARMS,
+    BATCH_ROWS,
+    CAPACITY,
+    CONTEXT,
+    FORKED,
+    FUSED,
+    LATER,
+    NEW,
+    POSITIONS,
+    PROMPT,
+    SAME_NETWORK,
+    TRAINED,
+    Arm,
+    Settings,
+    add_line,
+    costs_of,
+    in_time,
+    lines_of,
+    say,
+)
+from experiments.draft_heads_runtime import decode, speed
+from sdx.calibration.draft_heads import survival_weights, time_heads
 from sdx.decoding.heads import bind
 from sdx.decoding.llama_target import as_target
 from sdx.models.checkpoint import load_model
 from sdx.models.heads import create_head, load_head, save_head
 from sdx.models.small_steps import PLAIN
-from sdx.records import (
-    Autoregressive,
-    Chain,
-    DynamicTree,
-    Sampling,
-    StaticTree,
-)
 from sdx.training import corpus
 from sdx.training.head_data import TRAIN, Features, distil, feature_batches, teacher_of
-from sdx.training.heads import Plan, head_trainer, judged
+from sdx.training.heads import head_trainer, judged
 from sdx.training.trainer import Rates, Schedule
-
-PROMPT, NEW, POSITIONS = 32, 96, 8
-UNROLLED = 4  # steps that unrolled arms train; PosS has specialists for as many
-FUSED = (1, 2, 4)  # EAGLE-3's low, middle and high: of four layers the last one's output is high
-CONTEXT, CAPACITY = 80, 128  # of step times
-BATCH_ROWS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """One way to make a head. fork: the arm at half of whose updates it starts, to do the other
-    half its own way (HASS, PosS and KOALA continue a trained head; a loss that asks for acceptance
-    has little to go by at the start)."""
-
-    name: str
-    plan: Plan
-    fork: str = ""
-
-
-EAGLE3 = Plan(recipe="eagle3", steps=UNROLLED, feature_layers=FUSED)
-
-
-def poss(n: int) -> Plan:
-    return Plan(recipe="poss", steps=UNROLLED, positions_per_specialist=n)
-
-
-def koala(k: int) -> Plan:
-    return Plan(recipe="koala", layers=k, adversarial=0.2)
-
-
-ARMS = (
-    Arm("EAGLE", Plan(recipe="eagle")),
-    Arm("HASS", Plan(recipe="hass", steps=UNROLLED), "EAGLE"),
-    *(Arm(f"PosS-{n}", poss(n), "EAGLE") for n in (1, 2, 3)),
-    Arm("EAGLE-3", EAGLE3),
-    Arm("EAGLE-3 TV", dataclasses.replace(EAGLE3, objective="tv"), "EAGLE-3"),
-    Arm("EAGLE-3 throughput", dataclasses.replace(EAGLE3, objective="throughput"), "EAGLE-3"),
-    *(Arm(f"Medusa K={k}", Plan(recipe="medusa", layers=k, steps=UNROLLED)) for k in (1, 2, 3)),
-    *(Arm(f"EAGLE K={k}", Plan(recipe="eagle", layers=k)) for k in (2, 3)),
-    Arm("KOALA K=1", koala(1), "EAGLE"),
-    *(Arm(f"KOALA K={k}", koala(k), f"EAGLE K={k}") for k in (2, 3)),
-)
-FORKED = {arm.fork for arm in ARMS}
-TRAINED = "trained"
-LATER = tuple(
-    Arm(f"{TRAINED} {arm.name}", arm.plan, TRAINED)
-    for arm in ARMS
-    if arm.name in ("EAGLE", "HASS", "PosS-1", "PosS-2", "PosS-3", "KOALA K=1")
-)
-SAME_NETWORK = {  # arms whose network is another arm's, with other weights
-    "HASS": "EAGLE",
-    "EAGLE-3 TV": "EAGLE-3",
-    "EAGLE-3 throughput": "EAGLE-3",
-    "KOALA K=1": "EAGLE",
-    "KOALA K=2": "EAGLE K=2",
-    "KOALA K=3": "EAGLE K=3",
-    **{f"{TRAINED} {name}": "EAGLE" for name in ("EAGLE", "HASS", "KOALA K=1")},
-    **{f"{TRAINED} PosS-{n}": f"PosS-{n}" for n in (1, 2, 3)},
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is run."""
-
-    stage: Literal["all", "data", "costs", "train", "further", "decode", "speed", "report"] = "all"
-    minutes: float = float("inf")
-    """Stop before the next arm after so long; a later call goes on."""
-    updates: int = 100
-    further: int = 80
-    """Updates of the arms that go on from the pair's trained head."""
-    sequences: int = 1024
-    """Training sequences of 128 tokens, 32 of them a prompt."""
-    held_out: int = 48
-    """Sequences of each temperature that heads are judged on."""
-    seeds: int = 3
-    pair: Path = Path("experiments/small_pair")
-    work: Path = Path("out/draft_heads")
-    results: Path = Path("experiments/results")
-
-
-START = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic() - START:7.1f} s  {text}", flush=True)
-
-
-def in_time(settings: Settings) -> bool:
-    return time.monotonic() - START < 60 * settings.minutes
-
-
-def lines_of(path: Path) -> list[dict]:
-    """The JSON lines of a file that may not exist yet."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def add_line(path: Path, line: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
 
 # ---------------------------------------------------------------------------- data and costs
 
@@ -177,14 +86,6 @@ def costs(settings: Settings) -> None:
     found = time_heads(target, drafts, sizes, context=CONTEXT, capacity=CAPACITY)
     path.write_text(json.dumps(dataclasses.asdict(found), indent=1))
     say(path.read_text())
-
-
-def costs_of(settings: Settings) -> StepCosts:
-    """What `costs` measured; arms of one network share its numbers."""
-    facts = json.loads((settings.work / "costs.json").read_text())
-    for part in (facts["first"], facts["step"]):
-        part |= {arm: part[network] for arm, network in SAME_NETWORK.items()}
-    return StepCosts(**facts | {"target": {int(x): s for x, s in facts["target"].items()}})
 
 
 # ---------------------------------------------------------------------------- training
@@ -253,10 +154,11 @@ def train(settings: Settings, arms: tuple[Arm, ...]) -> bool:
     """All arms and seeds, seed by seed; True when everything is there."""
     path = settings.work / "trained.jsonl"
     known = {(line["arm"], line["seed"]) for line in lines_of(path)}
-    left = [(s, a) for s in range(settings.seeds) for a in arms if (a.name, s) not in known]
+    wanted = [(s, a) for s in settings.seeds for a in arms if settings.takes(a.name, s)]
+    left = [(s, a) for s, a in wanted if (a.name, s) not in known]
     target, _ = load_model(settings.pair / "target", forms=PLAIN)
     teacher, features = teacher_of(target), Features(settings.work / TRAIN)
-    total = settings.seeds * len(arms)
+    total = len(wanted)
     for place, (seed, arm) in enumerate(left):
         if not in_time(settings):
             return False
@@ -268,102 +170,6 @@ def train(settings: Settings, arms: tuple[Arm, ...]) -> bool:
             f"(T = 0), {tau['1']:.3f} (T = 1), {line['seconds']:.0f} s"
         )
     return True
-
-
-# ---------------------------------------------------------------------------- decoding
-
-STATIC = StaticTree(parents=(-1, -1, -1, 0, 0, 1, 3, 3, 4, 6), children="top")
-POLICIES = {
-    "chain": Chain(lookahead=4),
-    "static tree": STATIC,
-    "dynamic tree": DynamicTree(budget=10, depth=4, branching=3),
-}
-
-
-def prompts_of(settings: Settings, count: int, offset: int = 0) -> list[list[int]]:
-    """Held-out prompts, between those of the held-out features."""
-    tokenizer = Tokenizer.from_file(str(settings.pair / "tokenizer.json"))
-    stream = corpus.tokenise(tokenizer, corpus.texts("held_out"))[997 + offset :]
-    return corpus.held_out_prompts(stream, count, PROMPT).tolist()
-
-
-def per_round(result) -> float:
-    """Tokens per round of all rows together."""
-    measured = result.measurement()
-    return measured.tokens / measured.rounds
-
-
-def decode(settings: Settings) -> bool:
-    """tau of every head under every policy, T = 0 and 1, and of the small draft; 12 prompts."""
-    path = settings.work / "decoded.jsonl"
-    known = {line["head"] for line in lines_of(path)}
-    target = as_target(load_model(settings.pair / "target")[0])
-    prompts = prompts_of(settings, 12)
-    rows = [{"arm": "draft_small", "seed": 0, "head": "draft_small"}]
-    rows += lines_of(settings.work / "trained.jsonl")
-    # Equal shapes one after the other, the best heads first.
-    order = lambda arm: (arm != "draft_small", TRAINED not in arm, arm)  # noqa: E731
-    rows.sort(key=lambda row: order(row["arm"]))
-    for row in rows:
-        if row["head"] in known:
-            continue
-        if not in_time(settings):
-            return False
-        independent = row["arm"] == "draft_small"
-        draft = (
-            as_target(load_model(settings.pair / "draft_small")[0])
-            if independent
-            else load_head(settings.work / "heads" / row["head"])
-        )
-        taus = {}
-        for name, policy in POLICIES.items():
-            for temperature in (0.0, 1.0):
-                result = generate(
-                    target, draft, prompts, policy, Sampling(temperature=temperature), NEW,
-                    key=row["seed"], stop_ids=(),
-                )  # fmt: skip
-                taus[f"{name}, T = {temperature:g}"] = per_round(result)
-        add_line(path, {"arm": row["arm"], "seed": row["seed"], "head": row["head"], "tau": taus})
-        say(f"{row['head']}: " + ", ".join(f"{k} {v:.2f}" for k, v in taus.items()))
-    return True
-
-
-def speed(settings: Settings) -> None:
-    """Tokens per second at batch 1, greedy, chains of 1 to 4 drafts of the first seed's heads."""
-    path = settings.work / "speed.json"
-    if path.exists():
-        return
-    target = as_target(load_model(settings.pair / "target")[0])
-    prompts = prompts_of(settings, 3, offset=500)
-    runs: dict[str, tuple] = {"autoregression, 0": (Autoregressive(), None)}
-    rows = [r for r in lines_of(settings.work / "trained.jsonl") if r["seed"] == 0]
-    drafts = {r["arm"]: load_head(settings.work / "heads" / r["head"]) for r in rows}
-    drafts["draft_small"] = as_target(load_model(settings.pair / "draft_small")[0])
-    for name, draft in drafts.items():
-        for lookahead in (1, 2, 3):
-            runs[f"{name}, {lookahead}"] = (Chain(lookahead=lookahead), draft)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    tokens: dict[str, int] = {}
-    for turn in range(5):  # the first compiles
-        for name, (policy, draft) in runs.items():
-            found = [
-                generate(target, draft, [p], policy, max_new_tokens=64, stop_ids=())
-                for p in prompts
-            ]
-            tokens[name] = sum(len(f.tokens[0]) - 1 for f in found)
-            if turn:
-                seconds[name].append(sum(f.seconds for f in found))
-    facts = {
-        name: {
-            "tokens_per_second": tokens[name] / float(np.median(values)),
-            "low": tokens[name] / max(values),
-            "high": tokens[name] / min(values),
-        }
-        for name, values in seconds.items()
-    }
-    path.write_text(json.dumps(facts, indent=1))
-    for name, fact in facts.items():
-        say(f"{name}: {fact['tokens_per_second']:.0f} tokens/s")
 
 
 def main(settings: Settings) -> None:
