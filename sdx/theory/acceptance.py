@@ -48,7 +48,8 @@ class BetaMixture:
 
     def survival(self, k):
         a, b = self.a, self.b
-        return jnp.exp(gammaln(a + k) - gammaln(a + b + k) + gammaln(a + b) - gammaln(a))
+        log_ratio = gammaln(a + k) - gammaln(a + b + k) + gammaln(a + b) - gammaln(a)
+        return jnp.where(k > 0, jnp.exp(log_ratio), 1.0)  # S(0) = 1 to the last digit
 
     def expected_tokens(self, gamma):
         """E[(1 - alpha^n)/(1 - alpha)], n = gamma + 1, in closed form.
