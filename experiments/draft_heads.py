@@ -1,17 +1,18 @@
 """Draft heads of five papers on one small target: same data, same number of updates, three seeds.
 
-    python -m experiments.draft_heads                        (about 40 minutes on two free cores)
+    python -m experiments.draft_heads                    (about an hour and a half on two cores)
     python -m experiments.draft_heads --stage train --minutes 2     (goes on where it stopped)
 
 Stages: `data` (the target's continuations and features, once), `costs` (step times of target and
 heads), `train` (every arm and seed), `further` (EAGLE, HASS, PosS and KOALA from the pair's
 trained head instead of half-trained ones: where the papers' methods start), `decode` (tokens per
 round of the runtime), `speed` (tokens per second), `report` (head law, figures, JSON). A stage
-skips what is in `--work` already.
-Expect: 100 updates from random weights stay below the distilled small draft (tau of chains 1.3 to
-1.5), all recipes; the pair's trained head, made by more updates, lies above it, and what HASS, PosS
-and KOALA add to it is small or negative at this scale. What the papers claim and what is seen here
-stands in docs/draft-heads.md.
+skips what is in `--work` already; several processes can share `train` and `decode` by `--seeds`
+and `--only`.
+Expect: at T = 1 PosS above EAGLE above HASS, from random weights; heads from random weights about
+level with the distilled small draft, those that go on from the pair's trained head above it; the
+adversary at its usual weight shortens. What the papers claim and what is seen here stands in
+docs/draft-heads.md.
 """
 
 from __future__ import annotations

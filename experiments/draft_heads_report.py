@@ -19,7 +19,7 @@ import numpy as np
 import optimistix
 from scipy.stats import t as student
 
-from experiments.draft_heads_arms import DEPTHS, costs_of, lines_of, say
+from experiments.draft_heads_arms import ARMS, DEPTHS, LATER, costs_of, lines_of, say
 from experiments.provenance import provenance
 from sdx.calibration.draft_heads import StepCosts
 from sdx.reporting.data import to_data
@@ -58,7 +58,8 @@ def by_seed(lines: list[dict], arm: str, value) -> dict[int, float]:
 def arms_of(trained: list[dict], decoded: list[dict]) -> dict[str, Any]:
     """Per arm: pos-acc with intervals, tau of an 8-draft chain, decoded tau, costs of training."""
     found: dict[str, Any] = {}
-    for arm in dict.fromkeys(line["arm"] for line in trained):
+    names = {line["arm"] for line in trained}
+    for arm in (arm.name for arm in (*LATER, *ARMS) if arm.name in names):
         lines = [line for line in trained if line["arm"] == arm]
         taus = [line["tau"] for line in decoded if line["arm"] == arm]
         found[arm] = {
@@ -84,7 +85,8 @@ def arms_of(trained: list[dict], decoded: list[dict]) -> dict[str, Any]:
 def compared(trained: list[dict]) -> dict[str, dict[str, list[float]]]:
     """Differences over seeds (paired), first against second: tau at T = 0 and 1, and pos-acc."""
     pairs = [
-        ("HASS", "EAGLE"), ("PosS-1", "EAGLE"), ("PosS-1", "HASS"), ("PosS-2", "HASS"),
+        ("HASS", "EAGLE"), ("PosS-1", "EAGLE"), ("PosS-2", "EAGLE"), ("PosS-3", "EAGLE"),
+        ("PosS-1", "HASS"), ("PosS-2", "HASS"),
         ("PosS-3", "HASS"), ("EAGLE-3", "EAGLE"), ("EAGLE-3", "HASS"), ("EAGLE K=2", "EAGLE"),
         ("EAGLE K=3", "EAGLE"), ("KOALA K=1", "EAGLE"), ("KOALA K=2", "EAGLE K=2"),
         ("KOALA K=3", "EAGLE K=3"), ("Medusa K=2", "Medusa K=1"), ("Medusa K=3", "Medusa K=1"),
@@ -98,6 +100,7 @@ def compared(trained: list[dict]) -> dict[str, dict[str, list[float]]]:
         "tau, T = 0": lambda line: 1 + sum(line["survival"]["0"]),
         "tau, T = 1": lambda line: 1 + sum(line["survival"]["1"]),
         "pos-acc 1, T = 0": lambda line: line["hazards"]["0"][0],
+        "pos-acc 1, T = 1": lambda line: line["hazards"]["1"][0],
         "pos-acc 4, T = 0": lambda line: line["hazards"]["0"][3],
         "pos-acc 4, T = 1": lambda line: line["hazards"]["1"][3],
         "pos-acc 8, T = 1": lambda line: (line["hazards"]["1"] + 8 * [float("nan")])[7],
@@ -299,7 +302,8 @@ def figure_positions(arms: dict[str, Any], path) -> None:
             ax.errorbar(x, rows[:, 0], half, marker="o", ms=3, lw=1, capsize=2, label=arm)
         start = "from a trained head" if shown is later else "from random weights"
         ax.set(title=f"T = {t}, {start}", xlabel="position", ylim=(0, 1))
-        ax.legend(fontsize=6, ncols=2, loc="lower left")
+    for ax in axes[:, 1]:  # the same names left and right; right is room above
+        ax.legend(fontsize=7, ncols=3, loc="upper left")
     for ax in axes[:, 0]:
         ax.set_ylabel("pos-acc (chain, held-out)")
     fig.savefig(path, dpi=150)
@@ -339,6 +343,7 @@ def report(settings) -> None:
     result = {
         "settings": {
             "updates": settings.updates,
+            "further_updates": settings.further,
             "sequences": settings.sequences,
             "held_out": settings.held_out,
             "seeds": sorted({line["seed"] for line in trained}),

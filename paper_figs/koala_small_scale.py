@@ -69,8 +69,8 @@ def which_models(r: dict) -> str:
     s = r["settings"]
     return (
         f"Heads on the small target ({s['target']['parameters'] / 1e6:.1f} M parameters, Python "
-        f"text), {s['updates']} updates on {s['sequences']} sequences, up to {len(s['seeds'])} "
-        "seeds a head; means with 95 % over seeds (none from one), chains of held-out text."
+        f"text), {s['updates']} updates of four of {s['sequences']} sequences, {len(s['seeds'])} "
+        "seeds a head; means with 95 % over seeds, chains of held-out text."
     )
 
 
@@ -123,7 +123,11 @@ def draw(r: dict) -> None:
         axis.set(title=f"T = {t}", xlabel="layers K", xticks=[1, 2, 3])
     axes[0].set_ylabel("mean length of a chain of eight drafts")
     axes[0].legend()
-    save(figure, "koala_small_scale")
+    save(
+        figure,
+        "koala_small_scale",
+        "KOALA at small scale: layers and adversary on heads trained here",
+    )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
     python -m paper_figs.poss_small_scale
 
 From experiments/results/draft_heads.json (python -m experiments.draft_heads): EAGLE, HASS and
-PosS-n heads on the small target, intervals over seeds. Expected: EAGLE falls fastest with the
-position; unrolled training holds the later positions up.
+PosS-n heads on the small target, intervals over seeds. Expected: from random weights specialists
+lengthen, and hold the later positions up; on a trained head there is little left to repair.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -23,28 +25,29 @@ CLAIMS = (  # comparison, measure, statement, what the paper prints
     ("PosS-3 - HASS", "tau, T = 0", "specialists lengthen further", "+0.15 (8B), +0.05 (13B)"),
     ("PosS-1 - HASS", "tau, T = 1", "and at T = 1", "+0.12 (8B), -0.01 (13B)"),
     ("HASS - EAGLE", "pos-acc 4, T = 0", "later positions hold", "drawn"),
+    ("PosS-2 - EAGLE", "tau, T = 0", "both together", "+0.49 (8B), +0.57 (13B)"),
+    ("PosS-2 - EAGLE", "pos-acc 4, T = 1", "later positions hold", "drawn at T = 0"),
     ("PosS-1 - HASS", "pos-acc 4, T = 0", "later positions hold better", "drawn"),
     ("PosS-1 - HASS", "pos-acc 1, T = 0", "one layer for all pays at the first", "about 0.01"),
 )
 
 
-def start_of(r: dict) -> str:
-    """Prefix of the arms that went on from a trained head, as the paper's do, where there are."""
-    return "trained " if "trained HASS" in r["arms"] else ""
+STARTS = {"": "from random weights", "trained ": "from a trained head"}  # prefix of the arms' names
 
 
 def run() -> list[Repeat]:
     r = heads()
-    further = " All went on from one trained EAGLE head." if start_of(r) else ""
-    models = which_models(r) + further
+    models = (
+        f"{which_models(r)} HASS and PosS do the second half of their updates from EAGLE's first; "
+        f"from a trained EAGLE head all do {r['settings']['further_updates']}."
+    )
     table = Repeat("poss_small_scale", "PosS, Figures 1 and 3, Tables 1 to 5", models)
-    start = start_of(r)
-    for pair, measure, statement, printed in CLAIMS:
-        key = " - ".join(start + arm for arm in pair.split(" - "))
-        if key in r["compared"]:
-            values = r["compared"][key][measure]
-            name = f"{pair}, {measure}: {statement}"
-            table.add(name, printed, with_interval(values), above_zero(values))
+    for (start, words), (pair, measure, statement, printed) in itertools.product(
+        STARTS.items(), CLAIMS
+    ):
+        values = r["compared"][" - ".join(start + arm for arm in pair.split(" - "))][measure]
+        name = f"{pair}, {measure}, {words}: {statement}"
+        table.add(name, printed, with_interval(values), above_zero(values))
     law = r["head_law"]["n"]
     mine, truth = law["predicted_best"], law["measured_best"]
     table.add(
@@ -59,19 +62,23 @@ def run() -> list[Repeat]:
 
 
 def draw(r: dict) -> None:
-    figure, axes = panels(1, 2, width=8.4, height=3.4, sharey=True)
-    start = start_of(r)
-    arms = [arm for arm in ARMS if start + arm in r["arms"]]
-    for axis, t in zip(axes, ("0", "1"), strict=True):
-        for i, arm in enumerate(arms):
-            values = 100 * np.array(r["arms"][start + arm]["pos_acc"][t])
-            half = np.nan_to_num(values[:, 2] - values[:, 0])
-            at = np.arange(1, len(values) + 1) + 0.06 * (i - 2)
-            axis.errorbar(at, values[:, 0], half, capsize=2, markersize=4, label=arm, **series(i))
-        axis.set(title=f"T = {t}", xlabel="position")
-    axes[0].set_ylabel("pos-acc, %")
-    axes[0].legend()
-    save(figure, "poss_small_scale")
+    figure, axes = panels(2, 2, width=8.4, height=6.0, sharey=True)
+    for row, (start, words) in zip(axes, STARTS.items(), strict=True):
+        for axis, t in zip(row, ("0", "1"), strict=True):
+            for i, arm in enumerate(ARMS):
+                values = 100 * np.array(r["arms"][start + arm]["pos_acc"][t])
+                half = values[:, 2] - values[:, 0]
+                at = np.arange(1, len(values) + 1) + 0.06 * (i - 2)
+                style = series(i)
+                axis.errorbar(at, values[:, 0], half, capsize=2, markersize=4, label=arm, **style)
+            axis.set(title=f"T = {t}, {words}", xlabel="position")
+        row[0].set_ylabel("pos-acc, %")
+    axes[0][1].legend(ncols=2, loc="upper left")
+    save(
+        figure,
+        "poss_small_scale",
+        "PosS at small scale: acceptance by position of heads trained here",
+    )
 
 
 if __name__ == "__main__":
