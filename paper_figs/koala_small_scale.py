@@ -81,9 +81,9 @@ def run() -> list[Repeat]:
         if pair not in r["compared"]:
             continue
         of = r["compared"][pair]
-        words = "adversary" if pair.startswith("KOALA") else "layers"
+        words = "the adversary lengthens" if pair.startswith("KOALA") else "layers lengthen"
         table.add(
-            f"{pair}: {words} lengthen the accepted drafts (T = 0)",
+            f"{pair}: {words} the accepted drafts (T = 0)",
             printed,
             with_interval(of["tau, T = 0"]),
             above_zero(of["tau, T = 0"]),
@@ -100,8 +100,8 @@ def run() -> list[Repeat]:
     table.add(
         "the best number of layers",
         "K = 2 (EAGLE, three targets)",
-        f"law: {mine[0]}, {mine[1]} drafts; measured: {truth[0]}, {truth[1]} drafts; the law's "
-        f"choice reaches {law['measured_at_predicted_over_best']:.1%} of the best",
+        f"law: {mine[0]}, lookahead {mine[1]}; measured: {truth[0]}, lookahead {truth[1]}; the "
+        f"law's choice reaches {law['measured_at_predicted_over_best']:.1%} of the best",
         truth[0].endswith("K=2"),
     )
     draw(r)

@@ -53,8 +53,8 @@ def run() -> list[Repeat]:
     table.add(
         "the fastest head",
         "PosS-2 (8B), PosS-3 (13B)",
-        f"law: {mine[0]}, {mine[1]} drafts; measured: {truth[0]}, {truth[1]} drafts; the law's "
-        f"choice reaches {law['measured_at_predicted_over_best']:.1%} of the best",
+        f"law: {mine[0]}, lookahead {mine[1]}; measured: {truth[0]}, lookahead {truth[1]}; the "
+        f"law's choice reaches {law['measured_at_predicted_over_best']:.1%} of the best",
         "PosS" in truth[0],
     )
     draw(r)
