@@ -143,6 +143,7 @@ def in_company(costs: StepCosts, calibration: dict) -> float:
     """What a speedup loses between steps timed alone and a decoder that runs draft and target in
     turns (they push each other's weights out of the cache): EAGLE's rounds over the sum of its
     steps, relative to autoregression's rounds over its; calibration prompts, median of lookaheads.
+    A factor, which heads of other sizes can take; pair_calibration fits a draft's own seconds.
     """
     plain = calibration["autoregression, 0"]["seconds_per_round"] / costs.target[1]
     rounds = [

@@ -9,7 +9,7 @@ turns, at temperature 0, batch 1.
 Expect: median |predicted / measured - 1| of tokens per second <= 10 %, none above 25 %; the
 designed configuration within 5 % (or the printed noise) of the best measured one; its paired
 speedup over autoregression with a bootstrap interval; every output identical to autoregression.
-Writes experiments/results/predicted_measured.json. About 7 minutes on two cores.
+Writes experiments/results/predicted_measured.json. About nine minutes on two cores.
 """
 
 from __future__ import annotations

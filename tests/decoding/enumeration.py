@@ -7,7 +7,6 @@ run has ended, and so adds up the exact probability of every outcome.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 
 import jax
@@ -22,11 +21,6 @@ from sdx.decoding.table import TableModel
 from sdx.decoding.verify import emitted, judge, read_proposal
 from sdx.records import Sampling, record
 
-# A proof runs once on tiny tables: compiling takes longer than running.
-QUICK_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 NO_STOPS = jnp.zeros((0,), jnp.int32)
 
 
@@ -77,7 +71,7 @@ def law_of(run, width: int, questions: int = 64, chunk: int = 512) -> dict[tuple
     `width` is the largest number of answers to one question.
     """
 
-    @functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
+    @jax.jit
     @jax.vmap
     def play(answers_S, length):
         script = Script(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from enumeration import next_law, table
+from optimised import OPTIMISED
 
 from sdx.decoding.base import Sequence
 from sdx.decoding.cascades import CascadeDrafter
@@ -70,16 +71,13 @@ DRAFTERS = {
 }
 
 
-# Compiled once, run on a million rows: optimised whatever the suite's options are.
-OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
-
-
 def p_value(drafter) -> float:
     """Of the first two tokens after the prompt; a row whose round emits one gets its second from
     the target's law."""
     size = len(PROMPT)
     following = jnp.asarray(next_law(TARGET, SAMPLING), jnp.float32)
 
+    # Compiled once, run on a million rows.
     @functools.partial(jax.jit, compiler_options=OPTIMISED)
     def sample(key):
         random = Keys.of(key, ROWS)

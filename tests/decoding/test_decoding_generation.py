@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import NO_STOPS, table
+from optimised import OPTIMISED
 
 from sdx.decoding import loop
 from sdx.decoding.generation import ENDLESS, generate, prepare, stream
@@ -189,11 +190,9 @@ def test_the_loop_copies_no_cache(policy, models, prompts):
     drafter = drafter_of(policy, models)
     job = prepare(models[0], drafter, prompts, policy, Sampling(), NEW, 0, ())
     state = jax.eval_shape(job.start)
-    # As users compile it, whatever the suite's options are.
-    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     text = loop.advance.lower(
         job.target, job.drafter, job.stops_E, state, ENDLESS, sampling=job.sampling
-    ).compile(options)
+    ).compile(OPTIMISED)
     sizes = {int(np.prod(x.shape)) for x in jax.tree.leaves(state.cache) if x.ndim == 4}
     found = re.findall(r"= \w+\[([\d,]+)\]\S* (?:copy|copy-start|transpose)\(", text.as_text())
     copied = {int(np.prod(list(map(int, shape.split(","))))) for shape in found}

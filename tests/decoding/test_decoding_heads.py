@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from enumeration import NO_STOPS, QUICK_COMPILE, table
+from enumeration import NO_STOPS, table
 
 from sdx.decoding import loop
 from sdx.decoding.chains import NoDrafter
@@ -79,12 +79,12 @@ class Run:
     def __init__(self, target, drafter):
         self.parts = (target, drafter)
         begin = functools.partial(loop.begin, sampling=Sampling(), capacity=CAPACITY)
-        self._begin = jax.jit(begin, compiler_options=QUICK_COMPILE)
+        self._begin = jax.jit(begin)
         state = jax.eval_shape(self._begin, *self._arguments(PROMPTS, NEW))
         lowered = loop.advance.lower(
             *self.parts, NO_STOPS, state, jnp.int32(0), sampling=Sampling()
         )
-        self.compiled = lowered.compile(QUICK_COMPILE)
+        self.compiled = lowered.compile()
 
     def _arguments(self, texts, new):
         block = np.zeros((len(texts), SLOTS), np.int32)

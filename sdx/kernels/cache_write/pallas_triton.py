@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from sdx.kernels.dispatch import interpreted
+from sdx.kernels.lanes import padded_lanes
 
 
 def cache_write(
@@ -64,10 +65,8 @@ def _body(
     step = pl.program_id(1)
     slot = length_ref[0] + step
     live = (step < count_ref[0]) & (slot < slots)
-    width = pl.next_power_of_2(head_size)
-    # JAX 0.12 refuses a constant slice that leaves the array; the mask is what keeps it inside.
-    lanes = pl.ds(0 if width == head_size else lax.full((), 0, jnp.int32), width)
-    lane_ok = lax.broadcasted_iota(jnp.int32, (width,), 0) < head_size
+    lanes = padded_lanes(head_size)
+    lane_ok = lax.broadcasted_iota(jnp.int32, (lanes.size,), 0) < head_size
     # Masked programs address slot 0 and write nothing.
     node, slot = jnp.where(live, path_ref[step], 0), jnp.where(live, slot, 0)
     for fresh_ref, out_ref in ((fresh_keys_ref, out_keys_ref), (fresh_values_ref, out_values_ref)):

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from sdx.kernels.dispatch import interpreted
+from sdx.kernels.lanes import padded_lanes
 
 NEGATIVE = -1e30  # finite: (-inf) - (-inf) is NaN in the running maximum
 LOG2E = 1.4426950408889634
@@ -143,10 +144,8 @@ def _body(
     m, d = q_ref.shape
     t, u = row_depths_ref.shape[0], depths_ref.shape[0]
     bm, bk = config.block_rows, config.block_keys
-    width = pl.next_power_of_2(d)
-    # JAX 0.12 refuses a constant slice that leaves the array; the mask is what keeps it inside.
-    lanes = pl.ds(0 if width == d else lax.full((), 0, jnp.int32), width)
-    head_ok = (_iota((1, width), 1) < d) if width != d else True
+    lanes = padded_lanes(d)
+    head_ok = (_iota((1, lanes.size), 1) < d) if lanes.size != d else True
     split = pl.program_id(1)
     first_row = pl.program_id(2) * bm
     length = length_ref[0]
@@ -198,7 +197,7 @@ def _body(
     carry = (
         jnp.full((bm,), NEGATIVE, jnp.float32),
         jnp.zeros((bm,), jnp.float32),
-        jnp.zeros((bm, width), jnp.float32),
+        jnp.zeros((bm, lanes.size), jnp.float32),
     )
     begin, end = _share(length, split, config, window)
     carry = lax.fori_loop(begin, end, cache_block, carry)
